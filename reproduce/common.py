@@ -25,7 +25,6 @@ import torch
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from linformer_kit.analysis.encoders import Encoder, Kind
 from linformer_kit.environment import best_device, environment
@@ -35,7 +34,7 @@ from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
-from linformer_kit.report.figures import new_figure, save_figure
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 from linformer_kit.settings import portable
 
 Record = dict[str, Any]
@@ -220,13 +219,6 @@ def show(content: Record, folder: Path, table: Table, draw: Draw | None) -> str:
     return text
 
 
-def show_again(path: Path) -> str:
-    """Make table and figure of a results file of any script again; returns the Markdown."""
-    content = read_results(path)
-    script = importlib.import_module(f"reproduce.{content['script']}")
-    return show(content, path.parent, script.table, getattr(script, "draw", None))
-
-
 def read_results(path: Path) -> Record:
     """Read the results file of a script.
 
@@ -278,12 +270,11 @@ def length_axis(axes: Axes, lengths: list[int]) -> None:
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.tick_params(axis="x", labelrotation=30, labelsize=8)
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axes.yaxis, (1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7))
+    number_ticks(axes.yaxis, "g")
     axes.yaxis.set_tick_params(labelleft=True)
     axes.set_xlabel("n, tokens in a sequence")
-    axes.grid(alpha=0.3)
+    show_grid(axes)
 
 
 def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
@@ -307,10 +298,11 @@ def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -
 
 def main(folders: list[str]) -> None:
     """Make table and figure of each results file in the folders again."""
-    for folder in folders:
-        for path in sorted(Path(folder).glob("*.json")):
-            show_again(path)
-            print(path)
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.json"))):
+        content = read_results(path)
+        script = importlib.import_module(f"reproduce.{content['script']}")
+        show(content, path.parent, script.table, getattr(script, "draw", None))
+        print(path)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Ways to embed a text that is longer than its encoder's longest input.
 
 The encoder on its first tokens (`cut`), the mean over pieces of it (also overlapping by half), with full attention and
-resized positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
+repeated positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
 adapter. All get the same first n tokens of a text. What is measured (`--tasks`):
 
 - agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
 - late_sentence: the text of a sentence is searched, by the position of the sentence; within the encoder's longest
   input it is a control.
-- same_document: the first half of a text searches its second half.
-- passkey, needle: a number in a repeated text or a made-up fact in a long text is searched, one document for each of
-  several persons (LongEmbed, Zhu et al. 2024, arXiv 2404.12096, with sentences of our own).
+- passkey: a number in a repeated text is searched, one document for each of several persons (LongEmbed, Zhu et al.
+  2024, arXiv 2404.12096, with sentences of our own).
 - cost: time for one text, tokenisation included, and memory.
 
     linformer convert sentence-transformers/all-MiniLM-L6-v2 student --in_place --adapter all-MiniLM-L6-v2-4096
@@ -32,10 +31,12 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from transformers import PreTrainedModel
 
-from linformer_kit.analysis.measure import peak_bytes
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
@@ -44,44 +45,31 @@ from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.models.positions import longest_input
+from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, new_panels, run
-from reproduce.embeddings import (
-    Precision,
-    add_costs,
-    forward,
-    groups,
-    lengthened,
-    load,
-    mean_and_lowest,
-    pivot,
-    shown_cosine,
-)
+from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
-    MOST_FACTS,
+    MOST_PASSKEYS,
     NOISE,
     LongText,
-    draw_facts,
+    draw_passkeys,
     draw_sentences,
     draw_texts,
     hide,
-    split_in_halves,
     with_tokens,
 )
 
-Task = Literal["agreement", "late_sentence", "same_document", "passkey", "needle", "cost"]
+Task = Literal["agreement", "late_sentence", "passkey", "cost"]
 TASKS: dict[str, str] = {
     "agreement": "Cosine to the embeddings of `pieces`, mean (lowest)",
     "late_sentence": "Late sentence: recall at 1 (at 10) among all texts, by the position of the sentence in tokens",
-    "same_document": "Same document: recall at 1 (at 10), mean reciprocal rank",
     "passkey": "Passkey: accuracy at 1",
-    "needle": "Needle: accuracy at 1",
     "cost": "Milliseconds for one text, median of interleaved runs, and peak memory in MiB beside the model's own",
 }
 BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")  # methods of the teacher
 LINES = 6  # in a panel of the figure
+SECONDS = 60.0  # for all timed runs of one method at one length
 
 
 @dataclass(kw_only=True)
@@ -93,11 +81,10 @@ class Settings:
         models: Folders or hub ids of long encoders to compare with it. Their last parts are their names.
         text_file: Files, folders or globs of texts, for all tasks but passkey and cost.
         tasks: What is measured.
-        lengths: Values of n in tokens, special ones included; hidden facts also at half of the least.
+        lengths: Values of n in tokens, special ones included; passkeys also at half of the least.
         articles: Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
         queries: Number of texts of at least the largest n from which queries are drawn.
-        candidates: Number of documents with a hidden fact, at each n.
-        resize_mode: How the positions of `stretched` are resized.
+        candidates: Number of documents with a passkey, at each n.
         precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
         batch_size: Texts or pieces in a forward pass.
         output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
@@ -111,7 +98,6 @@ class Settings:
     articles: int = 2000
     queries: int = 200
     candidates: int = 50
-    resize_mode: ResizeMode = "extend"
     precision: Precision = "mixed"
     batch_size: int = 8
     output_dir: str | None = None
@@ -162,11 +148,26 @@ def build_method(name: str, settings: Settings) -> Method:
         return Method(teacher, teacher.longest, overlaps[name])
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
     if name == "stretched":
-        sentences[0].model = lengthened(teacher.model, longest, settings.resize_mode)
+        sentences[0].model = stretched(teacher.model, longest)
     else:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
+
+
+def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:
+    """The model itself if it takes n tokens, else a copy with repeated positions.
+
+    Raises:
+        InputError: for a model that cannot be made longer.
+    """
+    if (longest_input(model) or n) >= n:
+        return model
+    model = copy.deepcopy(model)
+    with renamed("seq_len", "lengths"):
+        check_positions(model, n, "extend")
+        set_positions(model, n, "extend")
+    return model
 
 
 # The texts
@@ -204,19 +205,16 @@ class Inputs:
         if not lengths or lengths[0] // 2 <= self._special:
             raise InputError(f"lengths: expected one or more above {2 * self._special + 1}, got {settings.lengths}")
         self._longest = lengths[-1]
-        facts = [lengths[0] // 2, *lengths]
-        self.lengths = {task: facts if task in ("passkey", "needle") else lengths for task in TASKS}
-        self.lengths["late_sentence"] = lengths[-1:]
+        self.lengths = dict.fromkeys(TASKS, lengths)
+        self.lengths |= {"late_sentence": lengths[-1:], "passkey": [lengths[0] // 2, *lengths]}
         within = min(teacher.longest, self._longest)
         self._articles = self._read(within) if set(settings.tasks) - {"passkey", "cost"} else []
         self.long = [text for text in self._articles if text.tokens >= self._longest - self._special]
-        for name, needed in (("queries", {"agreement", "same_document"}), ("candidates", {"needle"})):
-            wanted = getattr(settings, name)
-            if needed & set(settings.tasks) and not 1 <= wanted <= len(self.long):
-                enough = f"1 to {len(self.long)} (the searched texts of at least {self._longest:,} tokens)"
-                raise InputError(f"{name}: expected {enough}, got {wanted}")
-        if not 1 <= settings.candidates <= MOST_FACTS:
-            raise InputError(f"candidates: expected 1 to {MOST_FACTS}, got {settings.candidates}")
+        if "agreement" in settings.tasks and not 1 <= settings.queries <= len(self.long):
+            enough = f"1 to {len(self.long)} (the searched texts of at least {self._longest:,} tokens)"
+            raise InputError(f"queries: expected {enough}, got {settings.queries}")
+        if not 1 <= settings.candidates <= MOST_PASSKEYS:
+            raise InputError(f"candidates: expected 1 to {MOST_PASSKEYS}, got {settings.candidates}")
         self._edges = [0, within, *(n for n in lengths if n > teacher.longest)]
         repeated = NOISE * (1 + self._longest // len(NOISE.split()))
         self.noise = next(with_tokens([repeated], self._tokenizer, keep=self._longest))
@@ -225,7 +223,7 @@ class Inputs:
         """Texts of more tokens than the teacher reads."""
         settings, least = self._settings, within - self._special + 1
         texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="auto", column="text")
-        drawn = draw_texts(texts, self._tokenizer, least=least, keep=2 * self._longest, count=settings.articles)
+        drawn = draw_texts(texts, self._tokenizer, least=least, keep=self._longest, count=settings.articles)
         if len(drawn) < settings.articles:
             enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"
             raise InputError(f"articles: expected {enough}, got {settings.articles}")
@@ -239,14 +237,9 @@ class Inputs:
         """Queries and documents of a task at a length."""
         if task == "late_sentence":
             return self._late_sentences(n)
-        if task == "same_document":
-            halves = zip(*map(split_in_halves, self.long[: self._settings.queries]), strict=True)
-            first, second = (self.prefixes(side, n) for side in halves)
-            return Search(first, second, list(range(len(first))), [None] * len(first))
-        facts = draw_facts(task, self._settings.candidates)
-        around = itertools.cycle([self.noise] if task == "passkey" else self.long[: len(facts)])
-        documents = [hide(fact, next(around), tokens=n - self._special, count=self._count) for fact in facts]
-        return Search([fact.question for fact in facts], documents, list(range(len(facts))), [None] * len(facts))
+        keys = draw_passkeys(self._settings.candidates)
+        documents = [hide(key, self.noise, tokens=n - self._special, count=self._count) for key in keys]
+        return Search([key.question for key in keys], documents, list(range(len(keys))), [None] * len(keys))
 
     def _late_sentences(self, n: int) -> Search:
         ranges = list(itertools.pairwise(self._edges))
@@ -284,7 +277,7 @@ def measure(settings: Settings, results: Results) -> None:
     if not teacher.tokenizer.is_fast:
         raise InputError("teacher: expected a fast tokenizer (tokenizer.json), got a slow one")
     inputs = Inputs(settings, teacher)
-    for task in {"late_sentence", "passkey", "needle"} & set(settings.tasks):
+    for task in {"late_sentence", "passkey"} & set(settings.tasks):
         inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
     methods = {name: build_method(name, settings) for name in (*BUILT, *models)}
     for task in settings.tasks:
@@ -292,8 +285,13 @@ def measure(settings: Settings, results: Results) -> None:
             if task == "cost":
                 (text,) = inputs.prefixes([inputs.noise], n)
                 cases = {name: functools.partial(method, [text], "time") for name, method in methods.items()}
-                peaks = {name: (_peak, name, settings, text) for name in methods}
-                add_costs(results, cases, peaks, n=n, precision=settings.precision)
+                missing = [name for name in cases if results.find(measured="cost", name=name, n=n) is None]
+                timings = interleaved(cases, device=best_device(), seconds=SECONDS) if missing else {}
+                torch.cuda.empty_cache()  # the processes that measure memory share the device
+                for name in missing:
+                    key = {"measured": "cost", "name": name, "n": n, "precision": settings.precision}
+                    peak = in_fresh_process(_peak, name, settings, text)
+                    results.add(**key, **summary(timings[name]), peak_bytes=peak)
             elif task == "agreement":
                 _add_agreement(settings, results, inputs, methods, n)
             else:
@@ -338,13 +336,8 @@ def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) ->
 
 
 def search_scores(found: np.ndarray) -> Record:
-    """Recall at 1 and 10 and mean reciprocal rank of ranks, int `[queries]`."""
-    return {
-        "recall@1": float((found <= 1).mean()),
-        "recall@10": float((found <= 10).mean()),
-        "mrr": float((1 / found).mean()),
-        "queries": len(found),
-    }
+    """Recall at 1 and 10 of ranks, int `[queries]`."""
+    return {"recall@1": float((found <= 1).mean()), "recall@10": float((found <= 10).mean()), "queries": len(found)}
 
 
 def _peak(name: str, settings: Settings, text: str) -> int:
@@ -363,8 +356,8 @@ def table(content: Record) -> str:
     settings = content["settings"]
     parts = [
         "# Embeddings of long texts",
-        f"Teacher: {settings['teacher']}; positions of `stretched`: {settings['resize_mode']}. n is the number of "
-        "tokens that a method may read of a text, special tokens included; embeddings are compared by cosine.",
+        f"Teacher: {settings['teacher']}; positions of `stretched` are repeated. n is the number of tokens that a "
+        "method may read of a text, special tokens included; embeddings are compared by cosine.",
     ]
     for task, title in TASKS.items():
         key = {"agreement": "texts", "cost": "precision"}.get(task, "queries")
@@ -385,16 +378,10 @@ def _recalls(record: Record) -> str:
     return f"{record['recall@1']:.1%} ({record['recall@10']:.1%})"
 
 
-def _accuracy(record: Record) -> str:
-    return f"{record['recall@1']:.1%}"
-
-
 CELLS = {
     "agreement": shown_cosine,
     "late_sentence": _recalls,
-    "same_document": lambda record: f"{_recalls(record)}, {record['mrr']:.3f}",
-    "passkey": _accuracy,
-    "needle": _accuracy,
+    "passkey": lambda record: f"{record['recall@1']:.1%}",
     "cost": lambda record: f"{1e3 * record['median_s']:,.0f} ms, {record['peak_bytes'] / 2**20:,.0f} MiB",
 }
 

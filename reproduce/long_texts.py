@@ -1,4 +1,4 @@
-"""Long texts and what is searched in them, for `reproduce.documents`: first tokens, late sentences, hidden facts.
+"""Long texts and what is searched in them, for `reproduce.documents`: first tokens, late sentences, passkeys.
 
 All choices follow from the seed 0.
 """
@@ -21,18 +21,8 @@ TOGETHER = 64  # texts in one call of a tokenizer
 SEED = 0
 QUERY_WORDS = range(6, 61)  # of a sentence that is a query
 
-# Passkey and needle as in Zhu et al. 2024 (arXiv 2404.12096), with sentences of our own.
+# The passkeys of Zhu et al. 2024 (arXiv 2404.12096), with sentences of our own.
 NOISE = "The street is quiet this morning. A light rain falls on the roofs. People open their umbrellas and walk on. "
-FACTS = {
-    "passkey": (("The passkey of {name} is {number}.", "What is the passkey of {name}?"),),
-    "needle": (
-        ("{name} keeps a spare key under the blue flower pot.", "Where does {name} keep a spare key?"),
-        ("{name} learned to play the cello from a retired sailor.", "Which instrument did {name} learn to play?"),
-        ("{name} eats two green apples before every concert.", "What does {name} eat before every concert?"),
-        ("{name} once crossed the lake in a boat made of cardboard.", "How did {name} once cross the lake?"),
-        ("{name} was born in a lighthouse during a storm.", "Where was {name} born?"),
-    ),
-}
 # fmt: off
 FIRST_NAMES = (
     "Ada", "Boris", "Clara", "Dario", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas",
@@ -43,7 +33,7 @@ LAST_NAMES = (
     "Keller", "Lindgren", "Moreau", "Novak", "Olsen", "Petrov", "Romano", "Sato", "Tanaka", "Weber",
 )
 # fmt: on
-MOST_FACTS = len(FIRST_NAMES) * len(LAST_NAMES)
+MOST_PASSKEYS = len(FIRST_NAMES) * len(LAST_NAMES)
 
 
 @dataclass(frozen=True)
@@ -69,17 +59,12 @@ class LongText:
         """The text of the first tokens."""
         return self.text if tokens >= self.tokens else self.text[: self.ends[tokens - 1]]
 
-    def part(self, first: int, last: int) -> LongText:
-        """The text of the tokens from `first` to before `last`, white space before it included."""
-        start, end = int(self.ends[first - 1]) if first else 0, int(self.ends[last - 1])
-        return LongText(self.text[start:end], self.starts[first:last] - start, self.ends[first:last] - start)
-
     def token_span(self, start: int, end: int) -> tuple[int, int]:
         """First token of the characters from `start` to before `end`, and the token after the last one."""
         return int(np.searchsorted(self.ends, start, side="right")), int(np.searchsorted(self.starts, end))
 
 
-class Fact(NamedTuple):
+class Passkey(NamedTuple):
     """A sentence to hide in a document, the query that asks for it, and where to hide it, as a share of the text."""
 
     sentence: str
@@ -179,49 +164,33 @@ def _words(sentence: str) -> tuple[str, ...]:
     return tuple(sentence.casefold().split())
 
 
-def split_in_halves(text: LongText) -> tuple[LongText, LongText]:
-    """Two disjoint parts of a text: before and from the first sentence that begins in the second half."""
-    middle = text.tokens // 2
-    first = (text.token_span(*span)[0] for span in sentence_spans(text.text))
-    split = next((token for token in first if middle <= token < text.tokens), middle)
-    return text.part(0, split), text.part(split, text.tokens)
-
-
-def draw_facts(task: str, count: int) -> list[Fact]:
-    """Different persons, each with one fact, and random depths.
-
-    Args:
-        task: `passkey` or `needle`.
-        count: Number of facts, at most `MOST_FACTS`.
-    """
+def draw_passkeys(count: int) -> list[Passkey]:
+    """Numbers of different persons, at most `MOST_PASSKEYS`, and random depths."""
     random = np.random.default_rng(SEED)
-    facts = []
-    for number, person in enumerate(random.permutation(MOST_FACTS)[:count]):
-        sentence, question = FACTS[task][number % len(FACTS[task])]
-        values = {
-            "name": f"{FIRST_NAMES[person % len(FIRST_NAMES)]} {LAST_NAMES[person // len(FIRST_NAMES)]}",
-            "number": random.integers(10_000, 100_000),
-        }
-        facts.append(Fact(sentence.format(**values), question.format(**values), float(random.random())))
-    return facts
+    drawn = []
+    for person in random.permutation(MOST_PASSKEYS)[:count]:
+        name = f"{FIRST_NAMES[person % len(FIRST_NAMES)]} {LAST_NAMES[person // len(FIRST_NAMES)]}"
+        sentence = f"The passkey of {name} is {random.integers(10_000, 100_000)}."
+        drawn.append(Passkey(sentence, f"What is the passkey of {name}?", float(random.random())))
+    return drawn
 
 
-def hide(fact: Fact, text: LongText, *, tokens: int, count: Callable[[str], int]) -> str:
-    """The first tokens of a text with the fact between two of its sentences, at the fact's depth.
+def hide(passkey: Passkey, text: LongText, *, tokens: int, count: Callable[[str], int]) -> str:
+    """The first tokens of a text with the passkey between two of its sentences, at its depth.
 
     Args:
-        fact: The fact.
+        passkey: The passkey.
         text: The text around it.
-        tokens: Tokens of the result, fact included.
+        tokens: Tokens of the result, passkey included.
         count: Gives the number of tokens of a sentence.
 
     Raises:
-        InputError: if the fact does not fit.
+        InputError: if the passkey does not fit.
     """
-    own = count(fact.sentence)
+    own = count(passkey.sentence)
     if own >= tokens:
-        raise InputError(f"lengths: expected room for more than the {own} tokens of a fact, got {tokens}")
+        raise InputError(f"lengths: expected room for more than the {own} tokens of a passkey, got {tokens}")
     around = text.prefix(tokens - own)
     places = [*(start for start, _ in sentence_spans(around)), len(around)]
-    place = min(places, key=lambda each: abs(each - fact.depth * len(around)))
-    return " ".join(filter(None, (around[:place].rstrip(), fact.sentence, around[place:].lstrip())))
+    place = min(places, key=lambda each: abs(each - passkey.depth * len(around)))
+    return " ".join(filter(None, (around[:place].rstrip(), passkey.sentence, around[place:].lstrip())))

@@ -16,24 +16,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from linformer_kit.analysis.encoders import Encoder, Kind, build
 from linformer_kit.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
 
-WINDOW = 512  # tokens; Longformer's window, the largest of ours, and the blocks of blockwise attention
-BIG_BIRD_BLOCK, BIG_BIRD_RANDOM_BLOCKS = 64, 3
+WINDOW = 512  # tokens; Longformer's window, and the largest of ours
 LANDMARKS, LANDMARK_CONVOLUTION = 64, 65
 LSH_CHUNK, LSH_HASHES = 64, 1
-_FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of this many queries and keys
 
 CPU = torch.device("cpu")
-
-
 Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among them, and the device to a layer
 
 
@@ -104,12 +100,6 @@ def first(module: nn.Module, hidden: Tensor) -> Tensor:
     return module(hidden)[0]
 
 
-def multiple_of(size: int, n: int, what: str) -> None:
-    """Check that blocks tile the sequence."""
-    if n % size:
-        raise InputError(f"n: expected a multiple of the {what}, {size}, got {n}")
-
-
 def config_fields(sizes: Encoder) -> dict[str, Any]:
     """The common fields of transformers' configurations."""
     names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -141,8 +131,6 @@ def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", wind
 )
 def recurrent(sizes: Encoder, device: torch.device) -> nn.Module:
     width = sizes.hidden_size
-    if width % 2:
-        raise InputError(f"hidden_size: expected an even number, half for each direction, got {width}")
     return EncoderLayer(Called(nn.LSTM(width, width // 2, batch_first=True, bidirectional=True), first), sizes)
 
 
@@ -166,12 +154,13 @@ class StridedAttention(nn.Module):
 
     def __init__(self, width: int, num_heads: int, seq_len: int, device: torch.device) -> None:
         super().__init__()
-        self.stride = stride_of(seq_len)
+        self.stride = 2 ** round(math.log2(seq_len) / 2)  # the power of two nearest to √n
         self.num_heads = num_heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
-        # Uncompiled, it would materialise n × n; fullgraph raises an error instead.
+        # Uncompiled, both would materialise n × n; fullgraph raises an error instead.
         self.attend = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        self.block_mask = strided_block_mask(seq_len, self.stride, num_heads, device)
+        pattern = strided_pattern(seq_len, self.stride, num_heads)
+        self.block_mask = torch.compile(create_block_mask)(pattern, None, num_heads, seq_len, seq_len, str(device))
 
     def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
         columns = hidden.shape[1] // self.stride
@@ -185,58 +174,19 @@ class StridedAttention(nn.Module):
     def _far_transposed(
         self, heads: Float[Tensor, "batch heads seq_len head_dim"], rows: int
     ) -> Float[Tensor, "batch heads seq_len head_dim"]:
-        """Reorder the tokens of the strided heads alone."""
+        """Reorder the tokens of the strided heads alone: write them into `rows` rows and read them by columns."""
         near, far = heads.split([self.num_heads // 2, self.num_heads - self.num_heads // 2], dim=1)
-        return torch.cat([near, transposed(far, rows)], dim=1)
+        return torch.cat([near, far.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)], dim=1)
 
 
-def stride_of(seq_len: int) -> int:
-    """The power of two nearest to √n.
-
-    Raises:
-        InputError: for a length that is not a multiple of it and of FlexAttention's blocks.
-    """
-    stride = 2 ** round(math.log2(seq_len) / 2)
-    if seq_len % max(stride, _FLEX_BLOCK):
-        raise InputError(f"n: expected a multiple of {max(stride, _FLEX_BLOCK)} for the strided pattern, got {seq_len}")
-    return stride
-
-
-def transposed(
-    heads: Float[Tensor, "batch heads seq_len head_dim"], rows: int
-) -> Float[Tensor, "batch heads seq_len head_dim"]:
-    """Reorder tokens: write them into `rows` rows and read them by columns."""
-    return heads.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)
-
-
-def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: torch.device) -> BlockMask:
-    """The block mask of the strided pattern for FlexAttention.
-
-    Computed from the corners of the blocks: `create_block_mask` would make an n × n mask for every head.
-    """
-    column = seq_len // stride
-    first_far = num_heads // 2
+def strided_pattern(seq_len: int, stride: int, num_heads: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Which query attends to which key, for FlexAttention; the strided heads have their tokens sorted."""
+    column, first_far = seq_len // stride, num_heads // 2
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.where(head < first_far, (query - key).abs() < stride, query // column == key // column)
 
-    blocks = torch.arange(seq_len // _FLEX_BLOCK, device=device)
-    apart = (blocks[:, None] - blocks).abs() * _FLEX_BLOCK
-    start, end = blocks * _FLEX_BLOCK // column, (blocks * _FLEX_BLOCK + _FLEX_BLOCK - 1) // column
-    some = torch.stack([apart - _FLEX_BLOCK + 1 < stride, (start[:, None] <= end) & (start <= end[:, None])])
-    whole = torch.stack([apart + _FLEX_BLOCK - 1 < stride, (start[:, None] == end) & (start == end[:, None])])
-    far = (torch.arange(num_heads, device=device) >= first_far).long()
-    some, whole = some[far][None], whole[far][None]
-    return BlockMask.from_kv_blocks(
-        *numbered(some & ~whole), *numbered(whole), BLOCK_SIZE=_FLEX_BLOCK, mask_mod=attends
-    )
-
-
-def numbered(
-    blocks: Bool[Tensor, "1 heads query_blocks key_blocks"],
-) -> tuple[Int[Tensor, "1 heads query_blocks"], Int[Tensor, "1 heads query_blocks key_blocks"]]:
-    """Number of blocks set in each row, and the indices of the blocks, those set first."""
-    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
+    return attends
 
 
 @system(
@@ -258,7 +208,6 @@ def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
     "queries are keys, which saves a product",
 )
 def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(LSH_CHUNK, sizes.seq_len, "chunk")
     config = transformers.ReformerConfig(
         hidden_size=sizes.hidden_size,
         num_attention_heads=sizes.num_attention_heads,
@@ -277,60 +226,12 @@ def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
     return Called(layer, lambda module, hidden: module(hidden, hidden).hidden_states)
 
 
-@system(
-    "blockwise",
-    "Blockwise attention",
-    "O(n)",
-    f"RobertaModel with sdpa on blocks of {WINDOW} tokens, which do not see each other (after Qiu et al. 2019)",
-)
-def blockwise(sizes: Encoder, device: torch.device) -> nn.Module:
-    block = min(WINDOW, sizes.seq_len)
-    multiple_of(block, sizes.seq_len, "block")
-    # All other operations work on single tokens, so this is a Transformer with the blocks as its batch.
-    return Called(
-        transformer(sizes, device),
-        lambda module, hidden: module(hidden.reshape(-1, block, hidden.shape[-1])).view_as(hidden),
-    )
-
-
 @system("longformer", "Longformer", "O(n)", f"transformers, window {WINDOW}, no global tokens (Beltagy et al. 2020)")
 def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(WINDOW, sizes.seq_len, "window")
     config = transformers.LongformerConfig(**config_fields(sizes), attention_window=WINDOW)
     encoder = transformers.LongformerModel(config, add_pooling_layer=False).encoder
     # The mask has 0 on tokens with local attention.
     return Called(encoder, lambda module, hidden: module(hidden, hidden.new_zeros(hidden.shape[:2]))[0])
-
-
-@system(
-    "bigbird",
-    "BigBird",
-    "O(n)",
-    f"transformers, blocks of {BIG_BIRD_BLOCK}, {BIG_BIRD_RANDOM_BLOCKS} random; full attention up to "
-    f"{(5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK} tokens, as there (Zaheer et al. 2020)",
-)
-def big_bird(sizes: Encoder, device: torch.device) -> nn.Module:
-    n = sizes.seq_len
-    multiple_of(BIG_BIRD_BLOCK, n, "block")
-    whole = n <= (5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK
-    config = transformers.BigBirdConfig(
-        **config_fields(sizes),
-        attention_type="original_full" if whole else "block_sparse",
-        block_size=BIG_BIRD_BLOCK,
-        num_random_blocks=BIG_BIRD_RANDOM_BLOCKS,
-        max_position_embeddings=n,
-    )
-    model = transformers.BigBirdModel(config, add_pooling_layer=False)
-    if whole:
-        return Called(model.encoder, first)
-    names = ("blocked_encoder_mask", "band_mask", "from_mask", "to_mask")
-    ones = torch.ones(1, n, device=device)
-    masks = dict(zip(names, model.create_masks_for_block_sparse_attn(ones, BIG_BIRD_BLOCK), strict=True))
-
-    def call(module: nn.Module, hidden: Tensor) -> Tensor:
-        return module(hidden, **{name: mask.expand(len(hidden), *mask.shape[1:]) for name, mask in masks.items()})[0]
-
-    return Called(model.encoder, call)
 
 
 @system(
@@ -340,7 +241,6 @@ def big_bird(sizes: Encoder, device: torch.device) -> nn.Module:
     f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens (Xiong et al. 2021)",
 )
 def nystromformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(LANDMARKS, sizes.seq_len, "number of landmarks")
     config = transformers.NystromformerConfig(
         **config_fields(sizes),
         num_landmarks=LANDMARKS,

@@ -18,6 +18,7 @@ than the words alone) and benchmarks/table2-minilm_zen4-2-cores_202611 (MiniLM a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import shutil
 import statistics
@@ -123,69 +124,49 @@ def measure(settings: Settings, results: Results) -> None:
             factors = settings.projection_learning_rate_factors
             factors = factors if projection_parameters(encoder) else factors[:1]
             several = list(itertools.product(settings.learning_rates, factors))
-            _measure_model(settings, results, name, _finetune_settings(settings, model, task), several, tuning)
+            train = functools.partial(_train, results, name, _finetune_settings(settings, model, task))
+            for rates in several if len(several) > 1 else ():
+                train(rates, settings.seeds[0], tuning)
+            compared = _of(results.content["records"], name, task)
+            best = best_rates(compared, settings.seeds[0]) if compared else several[0]
+            for seed in settings.seeds:
+                train(best, seed)
 
 
-def _measure_model(
-    settings: Settings, results: Results, name: str, own: FinetuneSettings, several: list[Rates], tuning: int | None
+def _train(
+    results: Results, name: str, common: FinetuneSettings, rates: Rates, seed: int, few: int | None = None
 ) -> None:
-    """Compare rates with the first seed, on at most `tuning` texts, then train at the best with all seeds."""
-
-    def train(rates: Rates, seed: int, few: int | None = None) -> None:
-        rate, factor = rates
-        key: Record = {
-            "model": name,
-            "task": own.task,
-            "learning_rate": rate,
-            "projection_learning_rate_factor": factor,
-        }
-        key |= {"seed": seed, "tuning": few is not None}
-        if results.find(**key) is None:
-            folder = results.folder / "-".join(map(str, key.values()))
-            results.add(
-                **key,
-                **_train(
-                    dataclasses.replace(
-                        own,
-                        learning_rate=rate,
-                        projection_learning_rate_factor=factor,
-                        seeds=[seed],
-                        max_train_samples=few or own.max_train_samples,
-                        max_eval_samples=min(filter(None, (few, own.max_eval_samples)), default=None),
-                        output_dir=str(folder),
-                        resume=True,
-                    )
-                ),
-            )
-            shutil.rmtree(folder)
-
-    def records() -> list[Record]:
-        return _of(results.content["records"], name, str(own.task))
-
-    for rates in several if len(several) > 1 else ():
-        train(rates, settings.seeds[0], tuning)
-    while (best := best_rates(records(), several, settings.seeds[0])) is not None:  # again if one of them diverges
-        trained = {record["seed"] for record in _trained(records(), best)}
-        missing = [seed for seed in settings.seeds if seed not in trained]
-        if not missing:
-            break
-        train(best, missing[0])
-
-
-def _train(settings: FinetuneSettings) -> Record:
-    """Fine-tune with one seed; an accuracy of None if the training diverged."""
+    """Fine-tune with one seed, on at most `few` texts, unless that is done; the accuracy is None if it diverged."""
+    rate, factor = rates
+    key: Record = {"model": name, "task": common.task, "learning_rate": rate}
+    key |= {"projection_learning_rate_factor": factor, "seed": seed, "tuning": few is not None}
+    if results.find(**key) is not None:
+        return
+    folder = results.folder / "-".join(map(str, key.values()))
+    settings = dataclasses.replace(
+        common,
+        learning_rate=rate,
+        projection_learning_rate_factor=factor,
+        seeds=[seed],
+        max_train_samples=few or common.max_train_samples,
+        max_eval_samples=min(filter(None, (few, common.max_eval_samples)), default=None),
+        output_dir=str(folder),
+        resume=True,
+    )
     try:
         found = finetune(settings)[0]
     except DivergedError:
-        return {"accuracy": None}
-    (trained,), texts = found["runs"], found["texts"]
-    return {
-        "parameters": found["model"]["parameters"],
-        "train": texts["train"],
-        "validation": texts["validation"],
-        **{metric: trained["metrics"][metric] for metric in found["metrics"]},
-        **{measured: trained[measured] for measured in ("updates", "seconds", "right")},
-    }
+        results.add(**key, accuracy=None)
+    else:
+        (trained,) = found["runs"]
+        results.add(
+            **key,
+            parameters=found["model"]["parameters"],
+            **{side: found["texts"][side] for side in ("train", "validation")},
+            **{metric: trained["metrics"][metric] for metric in found["metrics"]},
+            **{measured: trained[measured] for measured in ("updates", "seconds", "right")},
+        )
+    shutil.rmtree(folder)
 
 
 def _finetune_settings(settings: Settings, model: str, task: TaskName) -> FinetuneSettings:
@@ -203,23 +184,16 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
     )
 
 
-def best_rates(records: list[Record], several: list[Rates], first: int) -> Rates | None:
+def best_rates(records: list[Record], first: int) -> Rates:
     """The rates with the best accuracy with the first seed, in the comparison on fewer texts if there was one.
 
-    Rates at which any training diverged do not count; None if no others are left.
-
     Args:
-        records: The trainings of one model on one task.
-        several: The rates that are tried.
+        records: The trainings of one model on one task; one that diverged counts as an accuracy of 0.
         first: The first seed.
     """
-    diverged = {_rates_of(record) for record in records if record["accuracy"] is None}
-    left = [rates for rates in several if rates not in diverged]
     compared = [record for record in records if record["tuning"]] or records
-    accuracy = {_rates_of(record): record["accuracy"] for record in compared if record["seed"] == first}
-    if len(several) > 1:
-        left = [rates for rates in left if rates in accuracy]
-    return max(left, key=lambda rates: accuracy.get(rates, 0.0), default=None)
+    accuracy = {_rates_of(record): record["accuracy"] or 0.0 for record in compared if record["seed"] == first}
+    return max(accuracy, key=lambda rates: accuracy[rates])
 
 
 def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
@@ -311,19 +285,15 @@ def names(content: Record) -> list[str]:
 def chosen(content: Record, name: str, task: str) -> list[Record]:
     """The trainings of a model on a task at its best rates, in the order of the seeds."""
     records, seeds = _of(content["records"], name, task), content["settings"]["seeds"]
-    best = best_rates(records, list(dict.fromkeys(map(_rates_of, records))), seeds[0])
-    shown = [] if best is None else _trained(records, best)
+    best = best_rates(records, seeds[0]) if records else None
+    shown = [record for record in records if not record["tuning"] and _rates_of(record) == best]
+    shown = [record for record in shown if record["accuracy"] is not None]
     return sorted(shown, key=lambda record: seeds.index(record["seed"]))
 
 
 def _of(records: list[Record], name: str, task: str) -> list[Record]:
     """The records of a model on a task."""
     return [record for record in records if (record["model"], record["task"]) == (name, task)]
-
-
-def _trained(records: list[Record], rates: Rates) -> list[Record]:
-    """The trainings with all texts at some rates."""
-    return [record for record in records if not record["tuning"] and _rates_of(record) == rates]
 
 
 def _rates_of(record: Record) -> Rates:
@@ -401,19 +371,19 @@ def _best(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
 
 
 def _tried(content: Record) -> str:
-    """The rates that were compared, on how many texts, and the trainings that diverged."""
+    """The rates that were compared, where on fewer texts, and the trainings that diverged."""
     trained = [record for record in content["records"] if "seed" in record]
-    tried = f"Tried: {', '.join(map(_shown, sorted(set(map(_rates_of, trained)))))}."
-    fewer = {
-        (TASKS[record["task"]].title, record["train"]) for record in trained if record["tuning"] and "train" in record
-    }
-    compared = "".join(f" {title}: compared with {texts:,} texts." for title, texts in sorted(fewer))
+    fewer = sorted({TASKS[record["task"]].title for record in trained if record["tuning"]})
     diverged = [
         f"{record['model']} on {TASKS[record['task']].title} at {_shown(_rates_of(record))}, seed {record['seed']}"
         for record in trained
         if record["accuracy"] is None
     ]
-    return tried + compared + (f" Diverged: {'; '.join(diverged)}." if diverged else "")
+    return (
+        f"Tried: {', '.join(map(_shown, sorted(set(map(_rates_of, trained)))))}."
+        + (f" Compared on fewer texts: {', '.join(fewer)}." if fewer else "")
+        + (f" Diverged: {'; '.join(diverged)}." if diverged else "")
+    )
 
 
 def _shown(rates: Rates) -> str:

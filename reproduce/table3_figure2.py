@@ -27,7 +27,6 @@ import psutil
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import nn
 from tqdm import tqdm
 
 from linformer_kit.analysis.encoders import (
@@ -189,14 +188,8 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
 
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
     """Bytes of the parameters with `LAYERS` layers."""
-    model = build(replace(encoder, num_hidden_layers=1), torch.device("cpu"), dtype)
-    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
-    return parameter_bytes(model) + (LAYERS - 1) * parameter_bytes(layers)
-
-
-def parameter_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters, each counted once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("cpu"), dtype)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def times(content: Record, mode: str) -> pandas.DataFrame:

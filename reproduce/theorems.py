@@ -2,8 +2,8 @@
 
 The paper (sections 3 and 4): P is near a matrix of rank k = O(log n), found by a random projection R (Theorem 1), and
 with random E and F k need not even grow with n (Theorem 2). docs/theory.md says where its proofs fail. Here their
-constructions are run: the error by k, beside the best matrix of rank k (SVD), means of windows (pooling), E and F
-fitted to the encoder's heads, and two outputs that need no attention at all (0, and the mean of V).
+constructions are run: the error by k, beside the best matrix of rank k (SVD), means of windows (pooling) and
+two outputs that need no attention at all (0, and the mean of V).
 
     python -m reproduce.theorems --model sentence-transformers/all-MiniLM-L6-v2 --text_file WIKIPEDIA
 
@@ -42,9 +42,7 @@ MOST_TIMES_N = 8  # Theorem 1 is tried with k up to 8n, in steps of √2
 FIRST, SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"  # the methods of the proofs of both theorems
 _RANDOM_MATRICES = 3
 _DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, which are few, and for k up to n
-_TEXTS_TOGETHER, _HELD_OUT, _STEPS_BETWEEN = 2, 8, 25  # of the fit of E and F
 _RECORDING = "recording"  # name of an attention function of transformers
-_FIT_RATE = 1e-3  # higher rates overshoot: row sums of E multiply the large mean of the keys
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -56,8 +54,6 @@ class Settings:
         text_file: Files of its texts; default: the source of the Python standard library.
         layers: Its layers, counted from 0; default: the first, the middle and the last.
         samples: Number of its sequences to measure.
-        fit_samples: Number of other sequences to which E and F are fitted.
-        fit_steps: Updates of the fit; 0: no fit.
         lengths: Values of n for random attention.
         head_dim: d of random attention.
         epsilons: Values of ε, the relative error bound of the theorems.
@@ -71,8 +67,6 @@ class Settings:
     text_file: list[str] | None = None
     layers: list[int] | None = None
     samples: int = 4
-    fit_samples: int = 48
-    fit_steps: int = 400
     lengths: list[int] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
     head_dim: int = 64
     epsilons: list[float] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
@@ -112,23 +106,21 @@ def theorem2_failure(n: int, d: int, epsilon: float) -> float:
     return union_bound(4 * d**2 if k < theorem1_dim(n, epsilon) else 2 * d, k, epsilon)
 
 
-# Attention, and ways to approximate it. Axes: texts, heads, n (positions), d (head_dim), k (slots).
+# Attention, and ways to approximate it. Axes: heads, n (positions), d (head_dim), k (slots).
 
 
 class Heads(NamedTuple):
     """Attention of some heads: Q·W_Q divided by √d, K·W_K and V·W_V."""
 
-    query: Float[Tensor, "*texts heads n d"]
-    key: Float[Tensor, "*texts heads n d"]
-    value: Float[Tensor, "*texts heads n d"]
+    query: Float[Tensor, "heads n d"]
+    key: Float[Tensor, "heads n d"]
+    value: Float[Tensor, "heads n d"]
 
-    def mapping(self) -> Float[Tensor, "*texts heads n n"]:
+    def mapping(self) -> Float[Tensor, "heads n n"]:
         """P = softmax(Q·Kᵀ/√d), equation 2."""
         return (self.query @ self.key.mT).softmax(dim=-1)
 
-    def projected(
-        self, e: Float[Tensor, "*heads k n"], f: Float[Tensor, "*heads k n"]
-    ) -> Float[Tensor, "*texts heads n d"]:
+    def projected(self, e: Float[Tensor, "k n"], f: Float[Tensor, "k n"]) -> Float[Tensor, "heads n d"]:
         """softmax(Q·(E·K)ᵀ/√d)·F·V, equation 7."""
         return (self.query @ (e @ self.key).mT).softmax(dim=-1) @ (f @ self.value)
 
@@ -153,52 +145,6 @@ def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
     """E = F of mean pooling: rows have the sum 1."""
     windows = pooling_matrix(k, n).double()
     return windows / windows.sum(dim=1, keepdim=True)
-
-
-def fit_projections(
-    heads: Heads, k: int, *, steps: int, generator: torch.Generator, learning_rate: float = _FIT_RATE
-) -> tuple[Float[Tensor, "heads k n"], Float[Tensor, "heads k n"]]:
-    """Fit E and F of each head by Adam on the relative squared error of equation 7, starting from mean pooling.
-
-    Two texts are drawn for each step; the learning rate follows a cosine to 0. An eighth of the texts is held out; each
-    head keeps the state that is best on these.
-
-    Args:
-        heads: Attention of some heads on 2 or more texts, `[texts, heads, n, d]`.
-        k: Number of slots.
-        steps: Number of updates.
-        generator: Random generator that draws the texts.
-        learning_rate: Highest learning rate of the schedule.
-    """
-    texts, count, n, _ = heads.query.shape
-    held_out = torch.arange(texts) % _HELD_OUT == _HELD_OUT - 1 if texts >= _HELD_OUT else torch.arange(texts) == 0
-    judged, learnt = (Heads(*(states[chosen].float() for states in heads)) for chosen in (held_out, ~held_out))
-    start = window_means(k, n).float().expand(count, k, n)
-    e, f = (start.clone().requires_grad_() for _ in range(2))
-    optimizer = torch.optim.Adam([e, f], lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
-    kept, least = [e.detach().clone(), f.detach().clone()], _relative_squares(judged, e, f).detach()
-    for step in range(1, steps + 1):
-        chosen = torch.randperm(len(learnt.query), generator=generator)[:_TEXTS_TOGETHER]
-        optimizer.zero_grad()
-        _relative_squares(Heads(*(states[chosen] for states in learnt)), e, f).sum().backward()
-        optimizer.step()
-        schedule.step()
-        if step % _STEPS_BETWEEN == 0 or step == steps:
-            error = _relative_squares(judged, e, f).detach()
-            better = error < least
-            for best, now in zip(kept, (e, f), strict=True):
-                best[better] = now.detach()[better]
-            least = torch.minimum(error, least)
-    return kept[0], kept[1]
-
-
-def _relative_squares(heads: Heads, e: Tensor, f: Tensor) -> Float[Tensor, " heads"]:
-    """Squared error of each head relative to its squared output."""
-    with torch.no_grad():
-        exact = heads.mapping() @ heads.value
-    squares = (heads.projected(e, f) - exact).square().sum(dim=(0, 2, 3))
-    return squares / exact.square().sum(dim=(0, 2, 3)).clamp(min=torch.finfo(exact.dtype).tiny)
 
 
 # Errors.
@@ -264,29 +210,16 @@ class Meter:
                 count, logs, squares, *held = total.tolist()
                 deviation = math.sqrt(max(0.0, squares / count - (logs / count) ** 2))
                 error, factor = round(math.exp(logs / count), 6), round(math.exp(deviation), 3)
-                entry[measure] = {
-                    "error": error,
-                    "factor": factor,
-                    "held": [round(share / count, 4) for share in held],
-                }
+                entry[measure] = {"error": error, "factor": factor, "held": [round(share / count, 4) for share in held]}
             yield entry
 
 
 # The measurement.
 
 
-class Case(NamedTuple):
-    """Attention to test the theorems on, and the same heads on other texts, to which E and F are fitted."""
-
-    name: str
-    heads: list[Heads]  # one for each layer and text
-    draws: int
-    others: list[Heads]  # one for each layer
-
-
 def measure(settings: Settings, results: Results) -> None:
     """Add the errors on each kind of attention."""
-    least = {"lengths": 2, "head_dim": 2, "draws": 1, "samples": 1, "fit_samples": 2, "fit_steps": 0}
+    least = {"lengths": 2, "head_dim": 2, "draws": 1, "samples": 1}
     for name, fewest in least.items():
         value = getattr(settings, name)
         for number in value if isinstance(value, list) else [value]:
@@ -296,36 +229,33 @@ def measure(settings: Settings, results: Results) -> None:
         if not 0.01 <= epsilon < 1:
             raise InputError(f"epsilons: expected 0.01 or more and less than 1, got {epsilon}")
     if settings.model is not None and results.find(attention="model") is None:
-        _try(_model_case(settings, results), settings, results)
+        _try("model", _heads_of_model(settings), max(1, settings.draws // _DRAWS_RATIO), settings, results)
     for n in settings.lengths:
         if results.find(attention="random", n=n) is None:
             generator = torch.Generator().manual_seed(settings.seed)
             heads = [random_heads(n, settings.head_dim, generator) for _ in range(_RANDOM_MATRICES)]
-            _try(Case("random", heads, settings.draws, []), settings, results)
+            _try("random", heads, settings.draws, settings, results)
 
 
-def _model_case(settings: Settings, results: Results) -> Case:
-    """Some layers of a model on some texts, and the same layers on other texts."""
+def _heads_of_model(settings: Settings) -> list[Heads]:
+    """The heads of some layers of a model on some texts, for each layer and text."""
     files = find_texts(settings.text_file)
     model, tokenizer = load_model(settings.model or "", AutoModel, "an encoder")
     n = sequence_length(model, tokenizer, None)
-    needed = settings.samples + (settings.fit_samples if settings.fit_steps else 0)
-    ids = list(islice(sequences(files, tokenizer, seq_len=n), needed))
-    if len(ids) < needed:
-        raise InputError(f"text_file: expected {needed} sequences of {n} tokens, got {len(ids)} in {files.name}")
-    states: dict[int, list[Heads]] = {}
+    ids = list(islice(sequences(files, tokenizer, seq_len=n), settings.samples))
+    if len(ids) < settings.samples:
+        expected = f"{settings.samples} sequences of {n} tokens"
+        raise InputError(f"text_file: expected {expected}, got {len(ids)} in {files.name}")
+    heads: dict[int, list[Heads]] = {}
     for sequence in ids:
-        for layer, heads in enumerate(_heads_of_layers(model, torch.tensor([sequence]))):
+        for layer, states in enumerate(_heads_of_layers(model, torch.tensor([sequence]))):
             if settings.layers is None or layer in settings.layers:
-                states.setdefault(layer, []).append(heads)
-    layers = settings.layers or sorted({round(share * max(states)) for share in (0, 0.5, 1)})
+                heads.setdefault(layer, []).append(Heads(*(each.double() for each in states)))
+    layers = settings.layers or sorted({round(share * max(heads)) for share in (0, 0.5, 1)})
     for layer in layers:
-        if layer not in states:
+        if layer not in heads:
             raise InputError(f"layers: expected layers of the {model.config.model_type}, got {layer}")
-    by_layer = [Heads(*map(torch.stack, zip(*states[layer], strict=True))) for layer in layers]
-    tried = [Heads(*(each[text].double() for each in heads)) for heads in by_layer for text in range(settings.samples)]
-    others = [Heads(*(each[settings.samples :] for each in heads)) for heads in by_layer] if settings.fit_steps else []
-    return Case("model", tried, max(1, settings.draws // _DRAWS_RATIO), others)
+    return [each for layer in layers for each in heads[layer]]
 
 
 @torch.no_grad()
@@ -353,31 +283,26 @@ def _dims(n: int) -> list[int]:
     return sorted({min(n, 8 << power) for power in range(n.bit_length())})
 
 
-def _try(case: Case, settings: Settings, results: Results) -> None:
+def _try(name: str, attention: list[Heads], draws: int, settings: Settings, results: Results) -> None:
     """Add the records of one kind of attention."""
-    _, n, d = case.heads[0].query.shape
+    _, n, d = attention[0].query.shape
     generator = torch.Generator().manual_seed(settings.seed)
     meter, variances = Meter(settings.epsilons), []
-    fits = [
-        {k: fit_projections(heads, k, steps=settings.fit_steps, generator=generator) for k in _dims(n)[:-1]}
-        for heads in case.others  # with k = n the start is exact
-    ]
-    for number, heads in enumerate(case.heads):
+    for heads in attention:
         mapping = heads.mapping()
         exact = mapping @ heads.value
         variances.append(theorem1_variance_dim(mapping, heads.value, exact).flatten())
-        fitted = fits[number // settings.samples] if fits else {}
-        for theorem, method, k, approximate in _outputs(heads, mapping, fitted, case.draws, settings, generator):
+        for theorem, method, k, approximate in _outputs(heads, mapping, draws, settings, generator):
             errors = theorem1_errors if theorem == 1 else theorem2_errors
             meter.add(theorem, method, k, errors(mapping, heads.value, exact, approximate))
-    key = {"attention": case.name, "n": n, "d": d}
+    key = {"attention": name, "n": n, "d": d}
     results.content["records"] += [key | entry for entry in meter.records()]
     variance_dim = float(torch.cat(variances).nan_to_num(posinf=math.inf).median())
     results.add(**key, theorem=1, method="k by variance", matrices=len(variances), variance_dim=variance_dim)
 
 
 def _outputs(
-    heads: Heads, mapping: Tensor, fitted: dict, draws: int, settings: Settings, generator: torch.Generator
+    heads: Heads, mapping: Tensor, draws: int, settings: Settings, generator: torch.Generator
 ) -> Iterator[tuple[int, str, int, Tensor]]:
     """Theorem, method and k of each approximation of P·V, and its output."""
     value, (n, d) = heads.value, heads.value.shape[-2:]
@@ -391,9 +316,6 @@ def _outputs(
         windows, means = pooling_matrix(k, n).double(), window_means(k, n)  # the first has orthonormal rows
         yield 1, "pooling", k, mapping @ (windows.mT @ (windows @ value))
         yield 2, "pooling", k, heads.projected(means, means)
-        if k in fitted:
-            e, f = fitted[k]
-            yield 2, "fitted E, F", k, heads.projected(e.double(), f.double())
     dims = {*_dims(n), *(theorem1_dim(n, epsilon) for epsilon in settings.epsilons)}
     dims |= {theorem2_dim(n, d, epsilon) for epsilon in settings.epsilons}
     above = {round(n * 2 ** (step / 2)) for step in range(1, 2 * round(math.log2(MOST_TIMES_N)) + 1)}
@@ -492,20 +414,12 @@ def table(content: Record) -> str:
             ks = {method: needed(records, "relative", place) for method, records in twos.items()}
             relative.append(row | {method: "none" if k is None else f"{k:,}" for method, k in ks.items()})
     tables = (markdown(pandas.DataFrame(rows)) for rows in (first, second, relative))
-    about = (
-        f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. {_of_model(settings)}"
-    )
+    about = f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. "
+    if settings["model"] is not None:
+        text = ", ".join(settings["text_file"] or ["the Python standard library"])
+        about += f"Model: `{settings['model']}` on {settings['samples']} sequences of {text}. "
     parts = ("# Theorems 1 and 2", about + "Errors are geometric means.", _FIRST_TABLE, _SECOND_TABLE, _THIRD_TABLE)
     return "\n\n".join((*parts[:2], *(part for pair in zip(parts[2:], tables, strict=True) for part in pair)))
-
-
-def _of_model(settings: dict[str, Any]) -> str:
-    if settings["model"] is None:
-        return ""
-    fit = f"; E and F fitted to {settings['fit_samples']} others in {settings['fit_steps']:,} updates"
-    text = ", ".join(settings["text_file"] or ["the Python standard library"])
-    where = f"`{settings['model']}` on {settings['samples']} sequences of {text}"
-    return f"Model: {where}{fit if settings['fit_steps'] else ''}. "
 
 
 _ROWS = (  # theorem, measure, least error drawn, label
@@ -517,7 +431,6 @@ _STYLES = {
     FIRST: ("tab:red", "o", "as in the proof"),
     SECOND: ("tab:red", "o", "as in the proof"),
     "pooling": ("tab:blue", "s", "pooling"),
-    "fitted E, F": ("tab:green", "D", "E and F fitted to the heads"),
     "SVD": ("black", "x", "best matrix of rank k"),
     "answer 0": ("grey", ":", "answer 0"),
     "mean of V": ("grey", "-.", "mean of V"),

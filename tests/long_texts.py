@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reproduce.long_texts import NOISE, draw_facts
+from reproduce.long_texts import NOISE, draw_passkeys
 from tests.conftest import write_bert
 
 LONGEST = 61  # input of the encoder in tokens
@@ -28,6 +28,6 @@ def write_articles(path: Path, count: int = 13) -> Path:
 
 
 def write_encoder(folder: Path) -> Path:
-    """An untrained BERT and a tokenizer of the words of the articles and of hidden facts."""
-    facts = " ".join(fact.sentence + fact.question for task in ("passkey", "needle") for fact in draw_facts(task, 400))
-    return write_bert(folder, " ".join([NOISE, *WORDS, *(f"{word}." for word in WORDS), facts]), longest=LONGEST)
+    """An untrained BERT and a tokenizer of the words of the articles and of passkeys."""
+    passkeys = " ".join(passkey.sentence + passkey.question for passkey in draw_passkeys(400))
+    return write_bert(folder, " ".join([NOISE, *WORDS, *(f"{word}." for word in WORDS), passkeys]), longest=LONGEST)

@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 
 import pandas
-from linformer_kit.report.numbers import mean_and_deviation
 
-from reproduce.common import markdown
+from reproduce.common import markdown, mean_and_deviation
 
 HERE = Path(__file__).parent
 

@@ -1,15 +1,103 @@
-"""Run pages in a new folder, with a small Python library."""
+"""Run the steps of a page, in order, in a new folder with a small Python library and the files that the page assumes."""
 
 from __future__ import annotations
 
+import os
+import re
+import runpy
+import shlex
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.run import parse_args
 
+from linformer_kit.commands.cli import main
 from linformer_kit.data import files
-from tests.documentation import given, reader
-from tests.documentation.pages import steps
+from tests.documentation import given
+from tests.documentation.pages import Step, steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
+from tests.processes import run_processes
+
+_FILE = re.compile(r"# ([\w-]+\.py)\n")
+_IMPORTS = re.compile(r"^(?:import|from) ", re.MULTILINE)
+_PROCESSES = 2
+
+
+def run_command(command: str) -> None:
+    """Run a command in this process; torchrun starts two processes, whatever number it is given.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    program, *words = shlex.split(command)
+    if program == "linformer":
+        main(words)
+    elif program == "python":
+        _run_script(words)
+    else:
+        assert program == "torchrun", command
+        options = parse_args(words)
+        script = ["-m"] * options.module + [options.training_script, *options.training_script_args]
+        run_processes(_PROCESSES, _one_process, _free_port(), os.getcwd(), script)
+
+
+def run_python(block: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
+    """A block of Python by itself. One that names a file is saved under this name; one without imports is a part of a
+    program, which begins with what is presumed."""
+    for old, new in replaced:
+        block = block.replace(old, new)
+    file = _FILE.match(block)
+    if file:
+        Path(file[1]).write_text(block, encoding="utf-8")
+        return
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    if not _IMPORTS.search(block):
+        exec(compile(presumed, "what the page presumes", "exec"), namespace)
+    try:
+        exec(compile(block, "the page", "exec"), namespace)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run_step(step: Step, options: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
+    """Run a step of a page, made small by further options or other numbers."""
+    if step.kind == "python":
+        run_python(step.text, presumed, replaced)
+    else:
+        run_command(f"{step.text} {options}")
+
+
+def _one_process(rank: int, port: int, folder: str, script: list[str]) -> None:
+    """A process of torchrun's."""
+    os.chdir(folder)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(_PROCESSES), "LOCAL_WORLD_SIZE": str(_PROCESSES)}
+    if script[:2] == ["-m", "linformer_kit"]:
+        main(script[2:])
+    else:
+        _run_script(script)
+
+
+def _run_script(words: list[str]) -> None:
+    before = sys.argv
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 @pytest.fixture
@@ -29,7 +117,7 @@ def read(tmp_path, monkeypatch):
                 continue
             options = " ".join(more for begin, more in OPTIONS.items() if step.text.startswith(begin))
             try:
-                reader.run(step, options, PRESUMED.get(page, ""), IN_PYTHON.get(page, {}).items())
+                run_step(step, options, PRESUMED.get(page, ""), IN_PYTHON.get(page, {}).items())
             except (Exception, SystemExit) as error:
                 raise AssertionError(f"{page}, line {step.line}: {step.name} {options}") from error
 

@@ -14,6 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.data.tokenizer import train_tokenizer
@@ -79,13 +81,6 @@ def _tasks(folder: Path) -> None:
     write_tasks(folder)
 
 
-def _books_of_authors(folder: Path) -> None:
-    folder.mkdir()
-    for author in ("Jane_Austen", "Mark_Twain"):
-        for title in ("First", "Second"):
-            (folder / f"{author}___{title}.txt").write_text(texts(1, 16_000, seed=len(author) + len(title))[0])
-
-
 def _tokenizer() -> transformers.PreTrainedTokenizerFast:
     return train_tokenizer([*texts(5, 331), *_WORDS] * 3, vocab_size=331, max_length=LENGTH)
 
@@ -111,14 +106,7 @@ def _encoder(class_name: str, **fields: object) -> Callable[[Path], None]:
 
 def _minilm(folder: Path) -> None:
     _encoder("BertModel")(folder)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": _SIZES["hidden_size"], "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    SentenceTransformer(modules=[Transformer(str(folder)), Pooling(_SIZES["hidden_size"])]).save(str(folder))
 
 
 def _fairseq(path: Path) -> None:
@@ -159,10 +147,6 @@ def _images(path: Path) -> None:
     path.write_text(script, encoding="utf-8")
 
 
-def _benchmark(path: Path) -> None:
-    shutil.copy(ROOT / "benchmarks" / path.parent.name / path.name, path)
-
-
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
@@ -177,17 +161,14 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "articles.jsonl": _articles_in_lines,
     "books": _text_files,
     "notes": _text_files,
-    "wikipedia": _text_files,
     "article.txt": _article,
     "corpus.parquet": _parquet,
     "reviews.csv": _reviews,
     "more-reviews.csv": _reviews,
     "new-reviews.csv": _reviews,
     "tasks": _tasks,
-    "BOOKS": _books_of_authors,
     "examples/images.py": _images,
     "examples/sequence_parallel.py": _example,
-    "benchmarks/authorship_xeon-2-cores_202611/texts.py": _benchmark,
 }
 
 

@@ -18,11 +18,6 @@ NOT_RUN = {
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
-    "finetuning-results.md": {
-        "linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place --adapter all-MiniLM-L6-v2-512": (
-            "the adapter fits the weights of the real encoder alone"
-        ),
-    },
     "parallel.md": {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
         "examples/sequence_parallel.py": _MACHINES,
@@ -45,9 +40,6 @@ GIVEN = {
     "export.md": ("my-classifier", "reviews.csv"),
     "finetuning.md": (
         "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
-    ),
-    "finetuning-results.md": (
-        "wikipedia", "books", "BOOKS", "benchmarks/authorship_xeon-2-cores_202611/texts.py",
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",

@@ -77,16 +77,3 @@ def test_numbers_of_recipes_stand_in_a_result():
             f"[x](../benchmarks/{name})" for name in re.findall(r"benchmarks/(\S+\.json)", "".join(comments))
         )
         assert unfounded("\n".join([links, *comments])) == [], path.name
-
-
-def test_what_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.BENCHMARKS", tmp_path)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b.md").write_text("| 1,024 | 4.807 ± 0.1 |\n| 53 % |")
-    link = "[b](../benchmarks/a/b.md#c)"
-    assert unfounded(f"A loss of 4.81 after 1,024 s, 53 % in {link}.") == []
-    assert unfounded(f"A loss of 4.81 in {link}.\n\nNone of 4.81 here.") == ["None of 4.81 here."]
-    assert unfounded(f"A loss of 4.82 in {link}.") == ["A loss of 4.82 in [b ."]
-    assert unfounded("<!-- rows of a -->\n| 4.807 |\n<!-- end -->\n\n4.81 nats, n 512, `0.1`, section 3.2") == []
-    assert unfounded("- <!-- not measured --> 15 %\n- 16 %") == ["- 16 %"]
-    assert unfounded("<!-- not measured -->\nOf 15 %.\n\n```\n0.1\n```\n| 0.1 |\n# 0.1") == []

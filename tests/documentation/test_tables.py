@@ -10,7 +10,6 @@ import re
 import shlex
 
 import pytest
-from torch.distributed.run import parse_args
 
 import reproduce
 from linformer_kit.commands.parser import parse
@@ -41,16 +40,6 @@ def test_commands_are_whole_without_what_is_added():
             _, _, module, *arguments = shlex.split(step.text)
             script = importlib.import_module(module)
             common.parse(script, script.Settings, arguments)
-
-
-def test_what_needs_several_machines_is_known_to_torchrun_and_to_the_command():
-    commands = [shlex.split(name)[1:] for names in NOT_RUN.values() for name in names if name.startswith("torchrun")]
-    for words in commands:
-        options = parse_args(words)
-        assert options.nnodes != "1:1"
-        if options.module:
-            parse(options.training_script_args)
-    assert commands
 
 
 @pytest.mark.parametrize("page", PAGES)

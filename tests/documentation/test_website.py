@@ -79,20 +79,6 @@ def test_the_gallery_has_every_picture_once(pages):
     assert sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("benchmarks/*/*.png")) == sorted(shown)
 
 
-def test_broken_links_are_found(build, tmp_path):
-    site = tmp_path / "site"
-    (site / "a").mkdir(parents=True)
-    (tmp_path / "outside.txt").touch()
-    (site / "picture.png").touch()
-    (site / "index.html").write_text('<h2 id="here">x</h2> <a href="a/b.html#there">x</a> <a href="#here">x</a>')
-    good = '<i id="there"></i> <a href="../index.html#here">x</a> <img src="../picture.png"> <a href="https://x.org/y">x</a>'
-    (site / "a" / "b.html").write_text(good)
-    assert build.broken_links(site) == []
-    links = ["../../outside.txt", "../index.html#gone", "../none.html", "gone.png"]
-    (site / "a" / "b.html").write_text(good + " ".join(f'<a href="{link}">x</a>' for link in links))
-    assert build.broken_links(site) == [f"a/b.html: {link}" for link in links]
-
-
 def test_the_pictures_show_the_measured_times(tmp_path, drawn):
     draw = script("website/draw.py")
     for _, folder in draw.TIMES:
@@ -103,9 +89,7 @@ def test_the_pictures_show_the_measured_times(tmp_path, drawn):
             if (record["measured"], record["mode"]) == ("time", "forward") and "skipped" not in record
         }
         lengths, saved = draw.time_saved(folder)
-        assert lengths[:4] == [512, 1024, 2048, 4096]
         assert saved == pytest.approx([times[n, "roberta", None] / times[n, "linformer", 256] for n in lengths])
     draw.linformer(tmp_path / "linformer.png")
     draw.visible(tmp_path / "visible.png")
-    sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
-    assert len(sizes) == 2 and min(sizes) > 10_000
+    assert min(path.stat().st_size for path in tmp_path.iterdir()) > 10_000

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.commands.cli import main
 from tests.faults.runs import (
     assert_equal,
     distill_command,
@@ -71,18 +70,3 @@ def test_the_other_trainings(device, options, encoder, teacher, texts, corpus, t
         ["fill-mask", str(tmp_path / "student"), "def <mask>"],
     ])  # fmt: skip
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 24
-
-
-@pytest.mark.e2e
-def test_bench(device, tmp_path):
-    if device.type not in ("cpu", "cuda"):
-        pytest.skip("it measures on a CPU or on CUDA")
-    small = ["--hidden_size=32", "--num_attention_heads=2", "--intermediate_size=64", "--num_hidden_layers=1"]
-    small += ["--tokens=512", "--repetitions=2", "--lengths", "512", "--projected_dims", "64"]
-    main(["bench", *small, "--device", device.type, "--output_dir", str(tmp_path)])
-    results = json.loads((tmp_path / "bench.json").read_text())
-    assert results["complete"] and results["environment"]["device_type"] == device.type
-    assert [(record["mode"], record["projected_dim"]) for record in results["records"]] == [
-        ("forward", None), ("forward", 64), ("train", None), ("train", 64),
-    ]  # fmt: skip
-    assert all(record["min_s"] > 0 and record["peak_bytes"] > 512 * 32 * 2 for record in results["records"])

@@ -40,17 +40,17 @@ def test_what_it_was_made_from(tmp_path):
     assert str(tmp_path) not in text and "base_model" not in text
 
 
-def test_one_that_is_there_stays(tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    model = LinformerModel(LinformerConfig(**SIZES))
-    model.save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path / "other", is_main_process=False)
-    assert (tmp_path / "README.md").read_text() == "mine" and not (tmp_path / "other" / "README.md").exists()
-
-
 @pytest.mark.e2e
 def test_commands_write_it_and_the_manifest_lists_it(tmp_path):
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
     main(["convert", str(teacher), str(tmp_path / "out"), "--in_place", "--projected_dim", "3"])
     assert re.search(r"^# LinearRobertaForMaskedLM$", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
     assert "README.md" in listed(tmp_path / "out") and damage(tmp_path / "out") is None
+
+
+def test_one_that_is_there_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    model = LinformerModel(LinformerConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "other", is_main_process=False)
+    assert (tmp_path / "README.md").read_text() == "mine" and not (tmp_path / "other" / "README.md").exists()

@@ -7,11 +7,6 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
 
 from linformer_kit import (
     InputError,
@@ -26,28 +21,17 @@ from tests.conftest import KINDS, fields, randomise, tokens, values_of
 IDS = torch.full((2, 31), 5)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.e2e
-@pytest.mark.unchecked
-def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compiled):
-    """In training as in evaluation, compiled or not; the loss and its gradients do not change."""
-    model = randomise(LinformerForMaskedLM(config()))
-    torch.compiler.reset()  # graphs of other tests count towards the limit of this one
-    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
-    ids = tokens(2, 31)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
-        found = []
-        for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
-            model.train(training)
-            output = run(ids, labels=labels, predicted_positions=positions)
-            assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
-            logits = output.logits[labels != -100] if positions is None else output.logits
-            found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
-        for other in found[1:]:
-            for first, second in zip(found[0], other, strict=True):
-                torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config):
+    """In training as in evaluation; the loss and its gradients do not change."""
+    model, ids = randomise(LinformerForMaskedLM(config())), tokens(2, 31)
+    labels, found = ids.masked_fill(torch.rand(2, 31) > 0.3, -100), []
+    for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
+        output = model.train(training)(ids, labels=labels, predicted_positions=positions)
+        assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
+        logits = output.logits[labels != -100] if positions is None else output.logits
+        found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +71,6 @@ def test_classification_losses_are_those_of_transformers(config, labels, num_lab
     else:
         expected = torch.nn.functional.binary_cross_entropy_with_logits(out.logits, labels)
     torch.testing.assert_close(out.loss, expected)
-
-
-def test_refused_labels_leave_the_model_as_it_was(config):
-    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
-    for wrong, message in ((torch.zeros(2), "labels: expected [2, 3], got [2]"), (IDS[:, 0], "from 0 to 2, got 5")):
-        with pytest.raises(InputError, match=re.escape(message)):
-            model(IDS, labels=wrong)
-        assert model.config.problem_type is None
-    assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
 
 
 def test_the_classifier_reads_the_first_real_token(config):
@@ -152,26 +127,10 @@ def test_question_answering_loss_is_that_of_transformers(config):
 
 
 @pytest.mark.parametrize(
-    ("auto", "model_class"),
-    [
-        (AutoModelForSequenceClassification, LinformerForSequenceClassification),
-        (AutoModelForTokenClassification, LinformerForTokenClassification),
-        (AutoModelForQuestionAnswering, LinformerForQuestionAnswering),
-    ],
-)
-def test_auto_classes_load_the_heads(config, auto, model_class, tmp_path):
-    model = randomise(model_class(config(num_labels=3))).eval()
-    model.save_pretrained(tmp_path)
-    loaded = auto.from_pretrained(tmp_path).eval()
-    assert type(loaded) is model_class
-    ids = tokens(2, 31)
-    assert all(map(torch.equal, loaded(ids).to_tuple(), model(ids).to_tuple()))
-
-
-@pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
     [
         (LinformerForTokenClassification, {"labels": IDS}, "labels: expected ids from 0 to 1, got 5"),
+        (LinformerForSequenceClassification, {"labels": torch.zeros(2)}, "labels: expected [2, 2], got [2]"),
         (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
         (
             LinformerForQuestionAnswering,

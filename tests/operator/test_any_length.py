@@ -43,14 +43,6 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     assert model.config.projected_dim == 7
 
 
-def test_a_single_number_is_for_those_that_have_more(config):
-    model = LinformerModel(config(projected_dim=[[7, 5, 2], [3, 2, 6]])).eval()
-    model.set_projected_dim(4)
-    weights = model(tokens(1, 31), output_attentions=True).attentions
-    slots = [[(w[0, head] > 0).any(dim=0).sum().item() for head in range(3)] for w in weights]
-    assert slots == [[4, 4, 2], [3, 2, 4]]
-
-
 def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     model = randomise(LinformerModel(config())).eval()
     ids = tokens(2, 31)
@@ -64,11 +56,6 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     ("fields", "projected_dim", "message"),
     [
         ({}, 8, "projected_dim: expected at most [7, 7, 7] by head in layer 0, got [8, 8, 8]"),
-        (
-            {"projected_dim": [7, 3]},
-            [5, 5],
-            "projected_dim: expected at most [3, 3, 3] by head in layer 1, got [5, 5, 5]",
-        ),
         ({"projection": "conv"}, 5, "the kernel of a convolution depends on it, got [5, 7]"),
         ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
     ],
@@ -120,15 +107,6 @@ def test_extended_matrices_and_positions_repeat(config):
             assert torch.equal(tensor, old[name])
 
 
-@pytest.mark.parametrize("projection", WINDOWED)
-def test_extended_windows_become_more(config, projection):
-    model = resizable(config, projection, projected_dim=[6, 12])
-    model.resize_sequence_length(54)
-    assert model.config.projected_dim == [9, 18]
-    weights = model(tokens(1, 54), output_attentions=True).attentions
-    assert [w.shape[-1] for w in weights] == [9, 18]
-
-
 @pytest.mark.parametrize(("sharing", "seq_len"), values_of(SHARINGS, [36, 55, 72, 29]))
 def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
     model = resizable(config, "linear", sharing=sharing)
@@ -141,22 +119,10 @@ def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
     assert model(tokens(2, seq_len)).logits.shape == (2, seq_len, 101)
 
 
-@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
-def test_interpolated_models_run_train_and_save(config, projection, tmp_path):
-    model = resizable(config, projection).train()
-    model.resize_sequence_length(67, mode="interpolate")
-    ids = tokens(2, 67)
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.eval().save_pretrained(tmp_path)
-    assert torch.equal(LinformerForMaskedLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [
         ({}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
-        ({}, {"seq_len": 5, "mode": "interpolate"}, "seq_len: expected at least 6 for mode interpolate, got 5"),
         ({}, {"seq_len": 40, "mode": "crop"}, "mode: expected one of extend, interpolate, got 'crop'"),
         (
             {"projection": "mean_pool", "projected_dim": [6, 9], "sharing": "layerwise"},

@@ -77,44 +77,16 @@ def test_masks_that_are_added_to_scores(hidden, dtype):
     assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, mask)[0])
 
 
-@pytest.mark.parametrize("number", [1.0, -999.0, torch.nan])
-def test_masks_that_hide_in_part_are_refused(number):
-    layer, _ = pair()
-    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), torch.zeros(3, 23)
-    mask[1, 2] = number
-    with pytest.raises(InputError, match=re.escape("key_padding_mask: expected bool, or floating point of 0 at real")):
-        layer(x, x, x, mask)
-
-
-@pytest.mark.unchecked
-def test_compiled_masks_are_checked_when_they_come():
-    layer, _ = pair()
-    torch.compiler.reset()
-    run = torch.compile(layer, backend="eager", fullgraph=True)
-    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
-    added = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
-    torch.testing.assert_close(run(x, x, x, added)[0], layer(x, x, x, mask)[0])
-    with pytest.raises(RuntimeError, match="key_padding_mask: expected bool, or floating point of 0"):
-        run(x, x, x, torch.full(mask.shape, -0.5))
-
-
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
     ours = LinformerAttention(12, 3, 23, 5, batch_first=not batch_first)
     message = f"expected batch_first={batch_first}, as the attention that it replaces in "
-    for kind, names in ((nn.TransformerEncoderLayer, ["self_attn"]), (nn.TransformerDecoderLayer, ["multihead_attn"])):
+    for kind, name in ((nn.TransformerEncoderLayer, "self_attn"), (nn.TransformerDecoderLayer, "multihead_attn")):
         layer = kind(12, 3, 29, batch_first=batch_first)
-        for name in names:
-            before = getattr(layer, name)
-            with pytest.raises(InputError, match=re.escape(f"{name}: {message}{kind.__name__}, got")):
-                setattr(layer, name, ours)
-            assert getattr(layer, name) is before
-        with pytest.raises(InputError, match=re.escape(message)):
-            setattr(layer, names[0], torch.compile(ours))
-    holder = nn.Module()
-    holder.attention = ours  # nothing was there before, so nothing contradicts
-    with pytest.raises(InputError, match=re.escape(f"attention: expected batch_first={not batch_first}, as the")):
-        holder.attention = LinformerAttention(12, 3, 23, 5, batch_first=batch_first)
+        before = getattr(layer, name)
+        with pytest.raises(InputError, match=re.escape(f"{name}: {message}{kind.__name__}, got")):
+            setattr(layer, name, ours)
+        assert getattr(layer, name) is before
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -143,7 +115,5 @@ def test_what_has_no_place_is_an_error():
         empty = LinformerAttention(EMBED, HEADS, N, K)
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # no values to keep
         empty.load_state_dict(nn.MultiheadAttention(EMBED, HEADS).state_dict(), assign=True)
-    with pytest.raises(RuntimeError, match="size mismatch for k_proj"):
-        ours.load_state_dict(nn.MultiheadAttention(EMBED, HEADS, kdim=13, vdim=17).state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F
         ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})

@@ -67,15 +67,6 @@ def test_windows_that_are_no_number_of_tokens_are_refused(refused):
         LinformerAttention(WIDTH, HEADS, N, K, sliding_window=refused)
 
 
-def test_weights_of_a_text_whose_tokens_are_slots_have_columns_for_neighbours_too():
-    attention = layer(3, projection="mean_pool", shorter_input="stretch")
-    x = inputs(length=4)
-    out, weights = attention(x, x, x, need_weights=True)
-    assert weights.shape == (2, HEADS, 4, 4 + 3) and weights[..., 4:].eq(0).all()
-    torch.testing.assert_close(out, attention(x, x, x)[0])
-    assert attention(x, x, x, need_weights=True, average_attn_weights=True)[1].shape == (2, 4, 4 + 3)
-
-
 @pytest.mark.parametrize("lengths", [(7, 23), (7, 4)])
 @pytest.mark.parametrize("projection", ["linear", "mean_pool"])
 def test_queries_of_another_text_are_refused(projection, lengths):

@@ -77,21 +77,16 @@ def test_what_is_measured_is_not_measured_again(tmp_path, capsys):
     [
         (["--lengths", "-3"], "lengths: expected positive numbers, got -3"),
         (["--lengths", "13"], "lengths: expected [2, 3], as in "),
+        (["--lengths", "5"], "output_dir: expected a new folder, or one with results of test_common, got "),
     ],
 )
 def test_wrong_values_are_one_line(tmp_path, capsys, arguments, expected):
     start("--output_dir", tmp_path / "earlier")
     capsys.readouterr()
-    where = "earlier" if "13" in arguments else "new"
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "notes.txt").write_text("mine")
+    where = "earlier" if "13" in arguments else arguments[-1]
     with pytest.raises(SystemExit) as exit_:
         start(*arguments, "--output_dir", tmp_path / where)
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.startswith(f"test_common: error: {expected}") and error.count("\n") == 1
-
-
-def test_other_folders_are_left_alone(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SystemExit):
-        start("--output_dir", tmp_path)
-    assert "expected a new folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

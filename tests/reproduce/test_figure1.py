@@ -30,8 +30,3 @@ def test_a_small_run(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "## one, random weights" in text and "share of the 5 largest" in text
     assert (tmp_path / "out" / "figure1.png").exists()
-    options[options.index(3)] = 10**6
-    options[-1] = tmp_path / "more"
-    with pytest.raises(SystemExit):
-        run(figure1.Settings, figure1.measure, figure1.table, figure1.draw, [str(option) for option in options])
-    assert "samples: expected at most" in capsys.readouterr().err

@@ -61,21 +61,9 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     for name, changes in (("Transformer", learning.FULL), ("k 32", {"projected_dim": 4})):
         monkeypatch.setitem(figure3.LINES, name, figure3.Line(changes, (32, 512), (0, 1)))
     monkeypatch.setitem(figure3.PANELS, "(a) n 512", [("Transformer", 32), ("k 32", 32)])
-    options = (
-        "--lines",
-        "Transformer",
-        "k 32",
-        "--lengths",
-        32,
-        "--seeds",
-        0,
-        "--train_file",
-        corpus,
-        "--vocab_size",
-        277,
-    )
+    options = ("--lines", "Transformer", "k 32", "--lengths", 32, "--seeds", 0, "--train_file", corpus)
     options += ("--max_steps", 12, "--warmup_steps", 1, "--start_steps", 12, "--hidden_size", 16)
-    options += ("--cache_dir", tmp_path / "cache")
+    options += ("--vocab_size", 277, "--cache_dir", tmp_path / "cache")
     content = start(figure3, tmp_path / "out", *options)
     start_, full, linear = content["records"]
     assert (start_["line"], full["line"], linear["line"]) == ("start", "Transformer", "k 32")

@@ -1,4 +1,4 @@
-"""Tokens of long texts, sentences and facts that are searched."""
+"""Tokens of long texts, sentences and passkeys that are searched."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from linformer_kit.errors import InputError
-from reproduce.long_texts import (
-    LongText,
-    draw_facts,
-    draw_sentences,
-    draw_texts,
-    hide,
-    sentence_spans,
-    with_tokens,
-)
+from reproduce.long_texts import LongText, draw_passkeys, draw_sentences, hide, sentence_spans, with_tokens
 from tests.long_texts import article, write_encoder
 
 RANGES = [(0, 61), (61, 127), (127, 251)]
@@ -60,17 +52,17 @@ def test_a_sentence_of_two_texts_is_no_query():
 
 
 @pytest.mark.parametrize("tokens", [61, 251])
-def test_a_fact_is_between_two_sentences_at_its_depth(tokens):
+def test_a_passkey_is_between_two_sentences_at_its_depth(tokens):
     text = by_words(article(0))
-    for fact in draw_facts("needle", 17):
-        document = hide(fact, text, tokens=tokens, count=lambda sentence: len(sentence.split()))
+    for passkey in draw_passkeys(17):
+        document = hide(passkey, text, tokens=tokens, count=lambda sentence: len(sentence.split()))
         assert len(document.split()) == tokens
-        before, found, after = document.partition(fact.sentence)
-        assert found and f"{before}{after.lstrip()}".rstrip() == text.prefix(tokens - len(fact.sentence.split()))
-        assert not before or before.endswith(". ")
+        before, found, after = document.partition(passkey.sentence)
+        assert found and f"{before}{after.lstrip()}".rstrip() == text.prefix(tokens - len(passkey.sentence.split()))
+        assert not (before and after) or before.endswith(". ")
         depth = len(before) / (len(before) + len(after))
         sentence = max(end - start for start, end in sentence_spans(text.text)) / len(text.prefix(tokens - 20))
-        assert abs(depth - fact.depth) <= sentence
+        assert abs(depth - passkey.depth) <= sentence
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +74,10 @@ def ids(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def test_prefixes_and_parts_are_tokens_of_the_text(tokenizer):
+def test_prefixes_are_tokens_of_the_text(tokenizer):
     text = article(0)
     (short,), (whole,) = (list(with_tokens([text], tokenizer, keep=keep)) for keep in (11, 10_000))
     assert (short.tokens, whole.tokens) == (11, len(ids(tokenizer, text))) and whole.text == text
     assert short.prefix(10_000) == short.text == whole.prefix(11)
     for tokens in (1, 17, 251):
         assert ids(tokenizer, whole.prefix(tokens)) == ids(tokenizer, text)[:tokens]
-    part = whole.part(17, 53)
-    assert ids(tokenizer, part.text) == ids(tokenizer, text)[17:53]
-    assert whole.prefix(17) + part.prefix(5) == whole.prefix(22) and part.tokens == 36
-
-
-def test_long_texts_are_drawn_once_each(tokenizer):
-    texts = [article(number, sentences=5 + 10 * (number % 2)) for number in range(20)]
-    drawn, again = (draw_texts(all_texts, tokenizer, count=7, least=113, keep=127) for all_texts in (texts * 2, texts))
-    assert [text.text for text in drawn] == [text.text for text in again]
-    assert len({text.text for text in drawn}) == 7 and all(113 <= text.tokens <= 127 for text in drawn)
-    assert len(draw_texts(texts * 2, tokenizer, count=17, least=113, keep=127)) == 10

@@ -13,7 +13,7 @@ from torch import nn
 from linformer_kit.analysis.encoders import Encoder
 from reproduce import systems, table1
 from reproduce.common import run
-from reproduce.systems import SYSTEMS, strided_block_mask
+from reproduce.systems import SYSTEMS, strided_pattern
 
 CPU = torch.device("cpu")
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -23,64 +23,38 @@ PEERS = {"lucidrains": "linformer", "tatp22": "linformer_pytorch"}
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Windows and blocks in proportion to tiny layers."""
-    for name, size in (("WINDOW", 16), ("BIG_BIRD_BLOCK", 8), ("LANDMARKS", 4), ("LSH_CHUNK", 4)):
+    for name, size in (("WINDOW", 16), ("LANDMARKS", 4), ("LSH_CHUNK", 4)):
         monkeypatch.setattr(systems, name, size)
 
 
-def built(name: str, n: int, width: int = WIDTH, intermediate_size: int = 4 * WIDTH) -> nn.Module:
+def built(name: str) -> nn.Module:
     if name in PEERS:
         pytest.importorskip(PEERS[name])
     sizes = Encoder(
-        kind="linformer",
-        seq_len=n,
-        projected_dim=K if SYSTEMS[name].projected else None,
-        num_hidden_layers=1,
-        hidden_size=width,
-        num_attention_heads=HEADS,
-        intermediate_size=intermediate_size,
-        vocab_size=8,
-    )
+        kind="linformer", seq_len=N, projected_dim=K if SYSTEMS[name].projected else None, num_hidden_layers=1,
+        hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=4 * WIDTH, vocab_size=8,
+    )  # fmt: skip
     return SYSTEMS[name].build(sizes, CPU).eval()
 
 
-@torch.inference_mode()
-def check_layer(layer: nn.Module, n: int) -> None:
-    hidden = torch.randn(3, n, WIDTH)
-    given = hidden.clone()
-    output = layer(hidden)
-    assert output.shape == hidden.shape and output.isfinite().all()
-    assert torch.equal(hidden, given), "the input was written to"
-    maps = [(module.in_features, module.out_features) for module in layer.modules() if isinstance(module, nn.Linear)]
-    assert maps.count((WIDTH, 4 * WIDTH)) == maps.count((4 * WIDTH, WIDTH)) == 1, "one feed-forward part of that size"
-
-
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "sparse"])
-def test_every_system_is_one_layer_that_keeps_the_shape(name):
-    check_layer(built(name, N), N)
-
-
-def strided_pattern(n: int, stride: int, heads: int) -> torch.Tensor:
-    """Which tokens attend to each other, by the paper's definition: `[heads, n, n]`."""
-    apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
-    near, far = apart < stride, apart % stride == 0
-    return torch.stack([near] * (heads // 2) + [far] * (heads - heads // 2))
-
-
-def by_remainder(n: int, stride: int) -> torch.Tensor:
-    return torch.arange(n).view(-1, stride).T.flatten()
+@torch.inference_mode()
+def test_every_system_keeps_the_shape_and_its_input(name):
+    hidden = torch.randn(3, N, WIDTH)
+    given = hidden.clone()
+    output = built(name)(hidden)
+    assert output.shape == hidden.shape and output.isfinite().all() and torch.equal(hidden, given)
 
 
 @pytest.mark.parametrize("n, stride", [(128, 8), (512, 256)])
-def test_strided_block_mask_is_the_pattern(n, stride):
-    pattern = strided_pattern(n, stride, 3)
-    order = by_remainder(n, stride)
-    pattern[1:] = pattern[1:, order][:, :, order]
-    mask = strided_block_mask(n, stride, 3, CPU)
-    heads, positions = torch.arange(3)[:, None, None], torch.arange(n)
-    assert torch.equal(mask.mask_mod(None, heads, positions[:, None], positions), pattern)
-    pairs = pattern.view(3, n // 128, 128, n // 128, 128).sum((2, 4))
-    assert torch.equal(mask.to_dense()[0], (pairs > 0).int())
-    assert torch.equal(mask.full_kv_num_blocks[0], (pairs == 128**2).sum(-1, dtype=torch.int32))
+def test_strided_pattern(n, stride):
+    """By the paper's definition; the tokens of strided heads are sorted by their remainder."""
+    positions, heads = torch.arange(n), torch.arange(3)[:, None, None]
+    apart = (positions[:, None] - positions).abs()
+    sorted_ = positions.view(-1, stride).T.flatten()
+    near, far = apart < stride, (apart % stride == 0)[sorted_][:, sorted_]
+    attends = strided_pattern(n, stride, 3)(None, heads, positions[:, None], positions)
+    assert torch.equal(attends, torch.stack([near, far, far]))
 
 
 def start(folder, *arguments: object) -> tuple[list[dict], str]:

@@ -50,49 +50,30 @@ def trainings(records: list[dict], **fields) -> list[tuple]:
 
 @pytest.mark.e2e
 def test_table_and_figure(start, tmp_path, capsys):
-    options = ("--tasks", "imdb", "qqp", "--seeds", "1", "2", "--learning_rates", "1e-3", "1e-2")
+    options = ("--tasks", "qqp", "--seeds", "1", "2", "--learning_rates", "1e-3", "1e-2")
     records = start(*options)
     for model in ("linformer", "full"):
-        for task in ("imdb", "qqp"):
-            done = trainings(records, model=model, task=task)
-            assert sorted(seed for _, _, seed, _ in done) == [1, 1, 2]
+        assert sorted(seed for _, _, seed, _ in trainings(records, model=model, task="qqp")) == [1, 1, 2]
     shown = capsys.readouterr().out
-    assert "| model | parameters | IMDB | QQP | average |" in shown
+    assert "| model | parameters | QQP | average |" in shown
     assert "## Differences to linformer" in shown and "| words alone | – | " in shown
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"table2.json", "table2.md", "table2.png"}
     assert start(*options) == records  # nothing is trained again
 
 
 @pytest.mark.e2e
-def test_a_rate_that_diverges_is_noted_and_left(start, capsys):
-    """With the first seed before it counts, with another seed after it was chosen."""
-
+def test_a_rate_that_diverges_is_noted_and_not_chosen(start, capsys):
     def accuracy(settings):
-        if settings.learning_rate == 1e-2 or (settings.learning_rate == 1e-3 and settings.seeds == [7]):
-            raise DivergedError("seed 7")
+        if settings.learning_rate == 1e-2 or settings.seeds == [7]:
+            raise DivergedError("")
         return settings.learning_rate
 
-    records = start(
-        "--tasks", "sst2", "--seeds", "5", "7", "--learning_rates", "1e-2", "1e-3", "1e-4", accuracy=accuracy
-    )
+    records = start("--tasks", "sst2", "--seeds", "5", "7", "--learning_rates", "1e-2", "1e-3", accuracy=accuracy)
     done = [(rate, seed) for rate, _, seed, _ in trainings(records, model="full")]
-    assert done == [(1e-2, 5), (1e-3, 5), (1e-4, 5), (1e-3, 7), (1e-4, 7)]
-    assert "full on SST-2 at 0.01 × 0.1, seed 5; full on SST-2 at 0.001 × 0.1, seed 7." in capsys.readouterr().out
-
-
-def record(rate: float, accuracy: float | None, *, seed: int = 0, tuning: bool = False, factor: float = 1.0) -> dict:
-    key = {"learning_rate": rate, "projection_learning_rate_factor": factor, "seed": seed, "tuning": tuning}
-    return key | {"accuracy": accuracy}
-
-
-def test_the_best_rates():
-    several = [(1.0, 1.0), (2.0, 1.0)]
-    records = [record(1.0, 0.3), record(2.0, 0.4), record(1.0, 0.9, seed=1)]
-    assert table2.best_rates(records, several, first=0) == (2.0, 1.0)
-    assert table2.best_rates([*records, record(1.0, 0.1, tuning=True)], several, first=0) == (1.0, 1.0)
-    assert table2.best_rates([*records, record(2.0, None, seed=1)], several, first=0) == (1.0, 1.0)
-    assert table2.best_rates([record(1.0, None)], several[:1], first=0) is None
-    assert table2.best_rates([], several[:1], first=0) == (1.0, 1.0)
+    assert done == [(1e-2, 5), (1e-3, 5), (1e-3, 7)]
+    shown = capsys.readouterr().out
+    assert "full on SST-2 at 0.01 × 0.1, seed 5; full on SST-2 at 0.001 × 0.1, seed 7." in shown
+    assert "| full | " in shown and " | 0.10 | " in shown  # the accuracy of the seed that is left, in percent
 
 
 def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):

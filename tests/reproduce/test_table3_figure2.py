@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from linformer_kit.analysis import encoders
-from linformer_kit.analysis.encoders import Encoder, build
 from reproduce import table3_figure2 as script
 from reproduce.common import run
-
-CPU = torch.device("cpu")
 
 
 def start(folder, *arguments: object) -> tuple[dict, str]:
@@ -62,11 +58,3 @@ def test_what_does_not_fit_is_not_run(tmp_path, tiny, monkeypatch):
     skipped = [(record["measured"], record["encoder"]) for record in content["records"] if "skipped" in record]
     assert skipped == [("time", "eager"), ("memory", "roberta"), ("memory", "eager")]
     assert "Transformer, eager" not in text and "| Linformer, k 7 " in text
-
-
-def test_weights_are_those_of_twelve_layers():
-    encoder = Encoder(
-        kind="linformer", seq_len=37, projected_dim=7, hidden_size=30, num_attention_heads=5, intermediate_size=44
-    )
-    twelve = build(Encoder(**vars(encoder) | {"num_hidden_layers": 12}), CPU, torch.float32)
-    assert script.weight_bytes(encoder, torch.float32) == script.parameter_bytes(twelve)

@@ -6,11 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import forward_ad
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.kernels import conditions
 from tests.operator.kernels.inputs import attention_inputs, prefer_onednn
 from tests.operator.kernels.test_tokens import model_of
 
@@ -40,34 +38,15 @@ def test_training_in_mixed_precision():
         torch.testing.assert_close(ours, plain, rtol=0.1, atol=0.02 * plain.abs().max().item() + 1e-6)
 
 
-def test_forward_differentiation_takes_the_plain_way(monkeypatch):
-    prefer_onednn(monkeypatch)
-    inputs, tangent, weight = torch.randn(64, 512), torch.randn(64, 512), torch.randn(64, 512)
-    with forward_ad.dual_level(), torch.no_grad():
-        output = kernels.linear(forward_ad.make_dual(inputs, tangent), weight)
-        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, F.linear(tangent, weight))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sliding_window": 4, "global_tokens": 1},
-        {"projection": "mean_pool", "sliding_window": 5},
-    ],
-)
-@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
-def test_many_gradients_of_a_layer_at_once(options, way):
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 4, "global_tokens": 1}])
+def test_many_gradients_of_a_layer_at_once(options):
     attention = LinformerAttention(12, 3, 32, 5, **options).double()
     feed = nn.Linear(12, 17).double(), nn.Linear(17, 12).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
     output = kernels.apply_feed_forward(*feed, attention(x, x, x)[0])
     given = (x, *(part for part in attention.parameters() if part.requires_grad), *feed[1].parameters())
     upstream = torch.randn(3, *output.shape, dtype=torch.float64)
-    if way == "vmap":
-        batched = torch.func.vmap(lambda grad: torch.autograd.grad(output, given, grad, retain_graph=True))(upstream)
-    else:
-        batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
+    batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
     for index, grad in enumerate(upstream):
         single = torch.autograd.grad(output, given, grad, retain_graph=True)
         torch.testing.assert_close([part[index] for part in batched], [*single], rtol=0, atol=1e-10)
@@ -83,14 +62,3 @@ def test_gradients_of_gradients_with_global_tokens():
             (first,) = torch.autograd.grad(attention(x, x, x)[0].square().sum(), x, create_graph=True)
             results.append((first, *torch.autograd.grad(first.square().sum(), x)))
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
-
-
-def test_plain_ends_with_its_block_and_with_errors():
-    with kernels.plain():
-        with kernels.plain():
-            pass
-        assert conditions.must_be_plain()
-    assert not conditions.must_be_plain()
-    with pytest.raises(ZeroDivisionError), kernels.plain():
-        raise ZeroDivisionError
-    assert not conditions.must_be_plain()

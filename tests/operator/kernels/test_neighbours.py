@@ -67,15 +67,6 @@ def test_blocks_equal_the_plain_operations(blocks, window, masked, windows):
         assert torch.equal(attend(given, window, masked=masked, windows=windows), results[0][0])
 
 
-@pytest.mark.parametrize(("window", "plain"), [(1, False), (4, False), (4, True)])
-def test_some_rows_see_what_they_see_in_the_whole_text(blocks, window, plain):
-    given = tensors()
-    with kernels.plain() if plain else torch.no_grad(), torch.no_grad():
-        whole = attend(given, window, masked=True, windows=True)
-        part = attend(given, window, masked=True, windows=True, first=8, rows=slice(8, 21))
-    torch.testing.assert_close(part, whole[:, :, 8:21], rtol=1e-12, atol=1e-12)
-
-
 def test_gradients_by_numerical_differentiation(monkeypatch):
     monkeypatch.setattr(kernel, "_ROWS", 3)
     monkeypatch.setattr(kernel, "_COLUMNS", 400)
@@ -106,14 +97,15 @@ def test_gradients_of_gradients_are_those_of_the_plain_operations(masked):
         gradients(attend(given, 5, dropout=0.5).sum(), given, create_graph=True)
 
 
-def test_dropout_drops_slots_and_neighbours_alike(blocks):
+def test_dropout_drops_slots_and_neighbours_alike(monkeypatch):
     """Each weight is 0 with the probability, else over 1 less it, so the mean of many runs is that without dropout."""
+    monkeypatch.setattr(kernel, "_ROWS", 4)
     given = [tensor.detach() for tensor in tensors()]
     expected = attend(given, 5)
     torch.manual_seed(3)
-    runs = torch.stack([attend(given, 5, dropout=0.25) for _ in range(150)])
+    runs = torch.stack([attend(given, 5, dropout=0.25) for _ in range(60)])
     assert not torch.equal(runs[0], runs[1])
-    error = (runs.mean(dim=0) - expected) / (runs.std(dim=0) / 150**0.5)
+    error = (runs.mean(dim=0) - expected) / (runs.std(dim=0) / 60**0.5)
     assert error.abs().max() < 6
     torch.manual_seed(3)
     assert torch.equal(attend(given, 5, dropout=0.25), runs[0])
@@ -126,15 +118,6 @@ def test_other_formats_are_as_exact_as_the_plain_operations(dtype):
     with kernels.plain():
         allowed = (attend(given, 5, masked=True) - exact).abs().max()
     assert (attend(given, 5, masked=True) - exact).abs().max() <= 2 * allowed
-
-
-def test_autocast_and_mixed_formats_run_plain():
-    given = tensors(torch.float32)
-    exact = attend(given, 5).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
-        given[0] = given[0].bfloat16()
-        torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
 
 
 def test_an_empty_batch_with_padding():

@@ -11,20 +11,11 @@ EVERY_FORMAT = frozenset({torch.float32, torch.bfloat16, torch.float16})
 AVX512 = {"avx2": True, "avx512_f": True}
 RECORDED = {
     "AVX-512 with bfloat16": Processor(AVX512 | {"avx512_bf16": True}, "AVX512", False, True, EVERY_FORMAT),
-    "the same of Intel": Processor(AVX512 | {"avx512_bf16": True}, "AVX512", True, True, EVERY_FORMAT),
     "AMX": Processor(AVX512 | {"avx512_bf16": True, "amx_bf16": True}, "AVX512", True, True, EVERY_FORMAT),
-    "AMX with float16": Processor(
-        AVX512 | dict.fromkeys(("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16"), True),
-        "AVX512",
-        True,
-        True,
-        EVERY_FORMAT,
-    ),
     # oneDNN emulates bfloat16 there.
     "AVX-512 without bfloat16": Processor(AVX512, "AVX512", True, True, frozenset({torch.float32, torch.bfloat16})),
     "AVX2": Processor({"avx2": True, "avx512_f": False}, "AVX2", False, True, frozenset({torch.float32})),
     "ARM with both": Processor({"neon": True, "bf16": True, "fp16_arith": True}, "DEFAULT", False, False, EVERY_FORMAT),
-    "ARM without": Processor({"neon": True, "bf16": False}, "DEFAULT", False, False, frozenset({torch.float32})),
     "not known to torch": Processor({}, "DEFAULT", False, False, frozenset()),
 }
 
@@ -33,13 +24,10 @@ RECORDED = {
     ("name", "float32_by_onednn", "formats"),  # the formats with instructions
     [
         ("AVX-512 with bfloat16", True, {torch.bfloat16}),
-        ("the same of Intel", False, {torch.bfloat16}),
         ("AMX", False, {torch.bfloat16}),
-        ("AMX with float16", False, {torch.bfloat16, torch.float16}),
         ("AVX-512 without bfloat16", False, set()),
         ("AVX2", False, set()),
         ("ARM with both", False, {torch.bfloat16, torch.float16}),
-        ("ARM without", False, set()),
         ("not known to torch", False, {torch.bfloat16, torch.float16}),  # torch decides
     ],
 )

@@ -62,13 +62,11 @@ def test_compress(monkeypatch, batch, fast):
     "change",
     [
         lambda x, w, b: (x[:5], w, b),
-        lambda x, w, b: (x[0], w.repeat(1031, 1), b.repeat(1031)),
-        lambda x, w, b: (x, w, b[:1]),
         lambda x, w, b: (x.double(), w.double(), b.double()),
         lambda x, w, b: (x.as_subclass(Marked), w, b),
         lambda x, w, b: (x, w.as_subclass(Marked), b),
     ],
-    ids=["little work", "one row", "wide bias", "double", "subclass", "subclass of weights"],
+    ids=["little work", "double", "subclass", "subclass of weights"],
 )
 def test_what_onednn_is_not_asked_for(monkeypatch, change):
     prefer_onednn(monkeypatch)
@@ -91,10 +89,10 @@ def plain_feed_forward(first, second, inputs):
 
 
 @pytest.mark.parametrize(
-    ("trained", "bias"), [("all", True), ("all", False), ("inputs", True), ("first", False), ("second.bias", True)]
+    ("trained", "bias"), [("all", True), ("inputs", False), ("first", True), ("second.bias", True)]
 )
 def test_feed_forward(trained, bias):
-    """Outputs and gradients, of those parameters that have one."""
+    """Outputs, gradients of those parameters that have one, and gradients of gradients."""
     first, second, inputs = feed_forward(bias=bias)
     wanted = {"inputs": [inputs], "first": [*first.parameters()], "second": [*second.parameters()]}
     wanted |= {
@@ -106,26 +104,16 @@ def test_feed_forward(trained, bias):
     output, expected = kernels.apply_feed_forward(first, second, inputs), plain_feed_forward(first, second, inputs)
     assert type(output.grad_fn).__name__ == "_GeluLinearBackward"
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
-    upstream = torch.randn_like(output)
-    ours, theirs = (torch.autograd.grad(result, wanted[trained], upstream) for result in (output, expected))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-def test_feed_forward_by_numerical_differentiation():
-    first, second, inputs = feed_forward()
-    parameters = (inputs, *first.parameters(), *second.parameters())
-
-    def function(inputs, *given):
-        maps = [torch.nn.utils.skip_init(nn.Linear, *part.weight.T.shape) for part in (first, second)]
-        for part, (weight, bias) in zip(maps, (given[:2], given[2:]), strict=True):
-            del part.weight, part.bias
-            part.weight, part.bias = weight, bias
-        return kernels.apply_feed_forward(*maps, inputs)
-
-    # As attributes that are no parameters, the weights would not count as trained.
-    assert type(function(*parameters).grad_fn).__name__ == "_GeluLinearBackward"
-    assert torch.autograd.gradcheck(function, parameters, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, parameters, fast_mode=True)
+    upstream = torch.randn_like(output).requires_grad_()
+    results = []
+    for result in (output, expected):
+        first_order = torch.autograd.grad(result, wanted[trained], upstream, create_graph=True)
+        total = sum(part.square().sum() for part in first_order)
+        second_order = torch.autograd.grad(
+            total, [*wanted[trained], upstream], allow_unused=True, materialize_grads=True
+        )
+        results.append((*first_order, *second_order))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
 class Marked(torch.Tensor):

@@ -81,13 +81,11 @@ def test_dropout_in_blocks():
     for dim in ((0, 1, 2), (0, 1, 3), (2, 3)):
         shares = dropped.double().mean(dim)
         assert (shares - 0.3).abs().max() < 5 * deviation / (dropped.numel() / shares.numel()) ** 0.5
-    again = softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=1))
-    other = softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=2))
+    again, other = (
+        softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=seed)) for seed in (1, 2)
+    )
     assert torch.equal(97 * again, weights)
     assert 0.05 < (dropped & (other == 0)).double().mean() < 0.13
-    for most in (0.99999, 0.999999, 1.0):
-        almost_all = 97 * softmax._block_attention(query, key, value, None, softmax.Dropout(most, seed=1))
-        assert (almost_all == 0).double().mean() > 0.9999
 
 
 def test_attention_weights_are_not_kept_for_the_backward_pass():
@@ -98,13 +96,3 @@ def test_attention_weights_are_not_kept_for_the_backward_pass():
             *(tensor.requires_grad_() for tensor in tensors), None, softmax.Dropout(0.1, seed=0)
         )
     assert max(kept) < 2 * 3 * 101 * 97
-
-
-def test_gradients_of_keys_are_summed_in_full_precision(monkeypatch):
-    """In bfloat16 a thousand small parts would be lost beside the sum of the first ones."""
-    monkeypatch.setattr(softmax, "_SCORES", 3)
-    query = torch.zeros(1, 1, 2048, 1, dtype=torch.bfloat16)
-    key = torch.zeros(1, 1, 3, 1, dtype=torch.bfloat16)
-    value = torch.zeros(1, 1, 3, 1, dtype=torch.bfloat16, requires_grad=True)
-    softmax._BlockAttention.apply(query, key, value, None, None).sum().backward()
-    torch.testing.assert_close(value.grad.float(), torch.full((1, 1, 3, 1), 2048 / 3), rtol=0.01, atol=0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,25 +12,9 @@ from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.operator import kernels
 from tests.conftest import SIZES
 
-
-@given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
-@pytest.mark.e2e
-def test_blocks_cover_a_batch_once(batch, length, tokens):
-    seen = torch.zeros(batch, length, dtype=torch.int)
-    sizes = set()
-    for samples, rows in kernels.blocks(batch, length, tokens):
-        seen[samples, rows] += 1
-        assert 0 < seen[samples, rows].numel() <= tokens
-        sizes.add(rows.stop - rows.start)
-    assert (seen == 1).all()
-    assert not sizes or max(sizes) - min(sizes) <= 1
-
-
 KINDS = [
     {"projection": "conv", "sharing": "layerwise"},
-    {"projection": "random", "shorter_input": "stretch"},
     {"projection": "mean_pool", "shorter_input": "stretch", "projected_dim": [11, 5]},
-    {"type_vocab_size": 2, "bias_order": "after_projection"},
     {"local_convolution": 5, "norm_first": True, "attention": "full"},
     {"sliding_window": 5, "sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 4]]},
     {"sliding_window": 2, "local_convolution": 5, "norm_first": True, "bias_order": "after_projection"},
@@ -120,27 +102,6 @@ def runs_in_blocks(monkeypatch, model, ids, **arguments):
     return bool(seen)
 
 
-@pytest.mark.e2e
-def test_hooks_see_the_whole(small_blocks):
-    """Hooks see all tokens at once, and tensors that they keep are not overwritten."""
-    model = model_of()
-    ids = torch.randint(5, 101, (2, 31))
-    whole = model(ids)
-    for name, part in model.named_modules():
-        if not name or isinstance(part, nn.ModuleList):
-            continue
-        kept = []
-        handle = part.register_forward_hook(
-            lambda *a, kept=kept: kept.append((a[2], a[2].clone())) if isinstance(a[2], torch.Tensor) else None
-        )
-        with torch.no_grad():
-            output = model(ids).last_hidden_state
-        handle.remove()
-        assert torch.allclose(output, whole.last_hidden_state, atol=1e-11)
-        for value, copy in kept:
-            assert torch.equal(value, copy), name
-
-
 @pytest.mark.parametrize(
     "how",
     ["gradients", "training", "one dropout", "autocast", "attentions", "few tokens", "formats", "nothing of these"],
@@ -163,47 +124,21 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
     assert blocked == (how == "nothing of these")
 
 
-class Wrapped(nn.Module):
-    """A wrapper, as of adapters and offloading."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *inputs, **named):
-        return self.inner(*inputs, **named)
-
-
-class Doubling(lk.LinformerAttention):
-    """Another attention."""
-
-    def forward(self, *inputs, **named):
-        context, weights = super().forward(*inputs, **named)
-        return 2 * context, weights
-
-
-def wrap(model, what):
-    for layer in model.encoder.layers:
-        if what == "attention class":
-            layer.self_attn.__class__ = Doubling
-        elif what == "patched query":
-            forward = layer.self_attn.q_proj.forward
-            layer.self_attn.q_proj.forward = lambda hidden, forward=forward: 2 * forward(hidden)
-        else:
-            setattr(layer, what, Wrapped(getattr(layer, what)))
-
-
-@pytest.mark.parametrize("what", ["fc1", "self_attn", "attention class", "patched query"])
+@pytest.mark.parametrize("what", ["fc1", "q_proj", "self_attn"])
 def test_replaced_parts_run(small_blocks, what):
+    """Patched, so that they give twice as much."""
     model = model_of()
     ids = torch.randint(5, 101, (1, 31))
     before = model(ids).last_hidden_state
-    wrap(model, what)
-    whole = model(ids).last_hidden_state
-    changes = what.startswith(("patched", "attention"))
-    assert torch.allclose(whole, before, atol=1e-11) != changes
+    for layer in model.encoder.layers:
+        part = layer.self_attn.q_proj if what == "q_proj" else getattr(layer, what)
+        whole = part.forward
+        doubled = (lambda *a, whole=whole, **k: (2 * whole(*a, **k)[0], None)) if what == "self_attn" else None
+        part.forward = doubled or (lambda *a, whole=whole: 2 * whole(*a))
+    expected = model(ids).last_hidden_state
+    assert not torch.allclose(expected, before, rtol=0, atol=1e-9)
     with torch.no_grad():
-        assert torch.allclose(model(ids).last_hidden_state, whole, atol=1e-11)
+        assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-11)
 
 
 def test_what_is_fast_is_used(monkeypatch):
@@ -213,7 +148,7 @@ def test_what_is_fast_is_used(monkeypatch):
         real = getattr(kernels, name)
 
         def record(*inputs, real=real, name=name, **options):
-            calls.append(name if options.get("few_keys", True) else "flash attention")
+            calls.append(name)
             return real(*inputs, **options)
 
         monkeypatch.setattr(kernels, name, record)
@@ -221,11 +156,24 @@ def test_what_is_fast_is_used(monkeypatch):
     model_of()(ids)
     per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 2, "apply_feed_forward": 1}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
-    calls.clear()
-    full = model_of(attention="full")
-    full(ids)
-    assert calls.count("attention") == 2 and calls.count("apply_linear") == 8
-    calls.clear()
-    with torch.no_grad():  # flash attention's forward pass is as fast
-        full(ids)
-    assert calls.count("flash attention") == 2 and "attention" not in calls and calls.count("apply_linear") == 8
+
+
+@pytest.mark.e2e
+def test_hooks_see_the_whole(small_blocks):
+    """Hooks see all tokens at once, and tensors that they keep are not overwritten."""
+    model = model_of()
+    ids = torch.randint(5, 101, (2, 31))
+    whole = model(ids)
+    for name, part in model.named_modules():
+        if not name or isinstance(part, nn.ModuleList):
+            continue
+        kept = []
+        handle = part.register_forward_hook(
+            lambda *a, kept=kept: kept.append((a[2], a[2].clone())) if isinstance(a[2], torch.Tensor) else None
+        )
+        with torch.no_grad():
+            output = model(ids).last_hidden_state
+        handle.remove()
+        assert torch.allclose(output, whole.last_hidden_state, atol=1e-11)
+        for value, copy in kept:
+            assert torch.equal(value, copy), name

@@ -50,10 +50,6 @@ def test_frozen_projections_stay_frozen(name, mode):
     [
         ({"projected_dim": 32}, "projected_dim: expected 1 to 31 (the longest sequence), got 32"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
-        (
-            {"name": "dense"},
-            "projection: expected one of linear, mean_pool, max_pool, conv, random, dynamic, got 'dense'",
-        ),
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
     ],
 )

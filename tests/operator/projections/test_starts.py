@@ -10,9 +10,9 @@ import torch
 from linformer_kit import LinformerConfig
 from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
+from linformer_kit.operator.projections.windows import pooling_windows
 
 N, K, HEADS = 131, 17, 3
-RANDOM = ("normal", "lecun_normal")
 
 
 def test_shifted_pooling_is_the_default_and_its_rows_are_spread():
@@ -49,19 +49,6 @@ def test_windows_of_heads_are_shifted():
     assert torch.allclose(matrices.square().sum(-1), torch.ones(3, 2))
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_e_f_and_models_are_drawn_apart(name):
-    projection = LinearProjection(N, K, num_heads=HEADS, initializer=name)
-    key, value = projection.key_projection.clone(), projection.value_projection.clone()
-    assert not torch.equal(key, value)
-    projection.reset_parameters()
-    assert not torch.equal(projection.key_projection, key)
-    torch.manual_seed(5)
-    first = STARTS[name](1, K, N)
-    torch.manual_seed(5)
-    assert torch.equal(STARTS[name](1, K, N), first)
-
-
 def test_pooling_matrix_by_hand():
     expected = torch.tensor([[1.0, 0, 0, 0, 0], [0, 0.5**0.5, 0.5**0.5, 0, 0], [0, 0, 0, 0.5**0.5, 0.5**0.5]])
     assert torch.equal(pooling_matrix(3, 5), expected)
@@ -71,3 +58,10 @@ def test_spread_order_by_hand():
     assert spread_order(1) == [0]
     assert spread_order(5) == [0, 4, 2, 1, 3]
     assert spread_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_stretched_windows_are_as_wide_as_the_text_needs():
+    """Not as the longest text needs: a text of 9 tokens costs a model of n 4,096 what it costs one of n 9."""
+    assert pooling_windows(4, 4096, 9, stretch=True).positions.shape == (1, 4, 3)
+    assert pooling_windows(4, 4096, 9, torch.tensor([3, 9]), stretch=True).positions.shape == (2, 4, 3)
+    assert pooling_windows(4, 4096, 0, stretch=True).positions.shape == (1, 0, 1)
