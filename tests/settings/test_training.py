@@ -24,21 +24,21 @@ AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning
 @pytest.mark.parametrize(
     ("command", "name", "value", "expected"),
     [
-        *(("pretrain", name, 0, "1 or more") for name in COUNTS),
-        *(("pretrain", name, -1, "0 or more") for name in AMOUNTS),
-        ("pretrain", "learning_rate", float("nan"), "0 or more"),
-        ("finetune", "early_stopping_patience", 0, "1 or more"),
-        ("finetune", "num_train_epochs", -1.0, "0 or more"),
-        ("distill", "max_steps", 0, "1 or more"),
-        ("pretrain", "seed", 2**32, "4294967295 or less"),
-        ("pretrain", "seed", -1, "0 or more"),
-        ("pretrain", "split_seed", -1, "0 or more"),
+        *(("pretrain", name, 0, "greater than or equal to 1") for name in COUNTS),
+        *(("pretrain", name, -1, "greater than or equal to 0") for name in AMOUNTS),
+        ("pretrain", "learning_rate", float("nan"), "greater than or equal to 0"),
+        ("finetune", "early_stopping_patience", 0, "greater than or equal to 1"),
+        ("finetune", "num_train_epochs", -1.0, "greater than or equal to 0"),
+        ("distill", "max_steps", 0, "greater than or equal to 1"),
+        ("pretrain", "seed", 2**32, "less than or equal to 4294967295"),
+        ("pretrain", "seed", -1, "greater than or equal to 0"),
+        ("pretrain", "split_seed", -1, "greater than or equal to 0"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),
-        ("pretrain", "adam_beta2", -0.1, "0 or more"),
+        ("pretrain", "adam_beta2", -0.1, "greater than or equal to 0"),
         ("finetune", "label_smoothing_factor", 1.0, "less than 1"),
-        ("pretrain", "adam_epsilon", 0.0, "more than 0"),
-        ("pretrain", "ddp_timeout", 0, "1 or more"),
-        ("pretrain", "ddp_timeout", 2**31, "2147483647 or less"),
+        ("pretrain", "adam_epsilon", 0.0, "greater than 0"),
+        ("pretrain", "ddp_timeout", 0, "greater than or equal to 1"),
+        ("pretrain", "ddp_timeout", 2**31, "less than or equal to 2147483647"),
     ],
 )
 def test_numbers_that_no_training_can_have(command, name, value, expected):
@@ -47,7 +47,7 @@ def test_numbers_that_no_training_can_have(command, name, value, expected):
 
 
 def test_every_seed_is_looked_at():
-    with pytest.raises(InputError, match=r"^seeds: expected 4294967295 or less, got 4294967296$"):
+    with pytest.raises(InputError, match=r"^seeds: expected less than or equal to 4294967295, got 4294967296$"):
         settings("finetune", seeds=[1, 2**32])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,7 +23,6 @@ from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
 from linformer_kit.models.card import card_of, how_to_load
-from linformer_kit.operator.checks import check_count
 from linformer_kit.operator.projections import PROJECTIONS, is_integer
 from linformer_kit.settings import (
     LinearizeSettings,
@@ -141,7 +140,6 @@ def linearize_encoder(
     """As `linearize`, for an encoder of transformers, with the arguments as settings."""
     changes = None if adapter is None else read_adapter(os.fspath(adapter))
     settings = given if changes is None else _agreed(given, changes)
-    _check_values(settings)
     found = attention_layers(model)
     if changes is not None:
         changes.check_base(model)
@@ -159,20 +157,6 @@ def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
         if value not in (default, known):
             raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
     return settings
-
-
-def _check_values(settings: LinearizeSettings) -> None:
-    for field, value, known in (
-        ("sharing", settings.sharing, get_args(Sharing)),
-        ("shorter_input", settings.shorter_input, get_args(ShorterInput)),
-        ("projection_initializer", settings.projection_initializer, get_args(ProjectionInitializer)),
-        ("resize_mode", settings.resize_mode, get_args(ResizeMode)),
-    ):
-        if value not in known:  # checked even if unused
-            raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
-    check_count("sliding_window", settings.sliding_window)
-    if settings.global_tokens is not None:
-        check_count("global_tokens", settings.global_tokens)
 
 
 def _linearized(model: PreTrainedModel, settings: LinearizeSettings, found: list[AttentionLayer]) -> LinearizedModel:

@@ -20,6 +20,7 @@ import difflib
 import functools
 import itertools
 import os
+import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import (
@@ -72,12 +73,15 @@ GROUPS = (
 )
 
 LARGEST_SEED = 2**32 - 1  # of numpy
+LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Length = Annotated[int, Field(ge=1, le=LONGEST)]
+Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 # YAML reads `true` as a truth value.
@@ -181,25 +185,8 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     return f"{text}.", shown
 
 
+_REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
 _TYPES = ("int", "float", "bool", "str", "list")
-# What a value must be, by pydantic's kind of error.
-_EXPECTED = {
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "{ge:g} or more",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "{le} or less",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "literal_error": "one of {expected}",
-    "dataclass_type": "settings by name",
-}
 
 
 def _first(error: ValidationError, kind: type) -> str:
@@ -216,7 +203,7 @@ def _first(error: ValidationError, kind: type) -> str:
     if first["type"] == "unexpected_keyword_argument":
         return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
-    expected = dict.fromkeys(_EXPECTED.get(each["type"], each["msg"]).format(**each.get("ctx", {})) for each in same)
+    expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
     return f"{name}: expected {' or '.join(expected)}, got {'none' if first['input'] == '' else first['input']}"
 
 

@@ -25,7 +25,92 @@ from linformer_kit.settings.declare import (
     Texts,
     settings,
 )
-from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
+from linformer_kit.settings.model import Attention, PretrainedSlotSettings
+from linformer_kit.settings.shared import DocumentSettings, LabelledSettings, PairSettings, ResumeSettings
+
+
+@settings
+class ClassifierSettings:
+    """A classifier and its inputs.
+
+    Attributes:
+        model: Folder or hub id of a classifier.
+        max_length: Maximum input length in tokens; default: that of the fine-tuning.
+        stride: Split longer texts into windows that overlap by this number of tokens, and average their probabilities;
+            default: longer texts are truncated.
+        threshold: Minimum probability to predict a class (multi-label only).
+        batch_size: Texts, or windows of longer texts, per forward pass.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+    """
+
+    model: Model[ModelName]
+    max_length: Texts[int | None] = None
+    stride: Texts[int | None] = None
+    threshold: Prediction[float] = 0.5
+    batch_size: Machine[Count] = 32
+    bf16: Machine[Auto] = "auto"
+
+
+@settings
+class EvaluateSettings(LabelledSettings, ClassifierSettings):
+    """Evaluation of a classifier on labelled texts.
+
+    Attributes:
+        split: Split of a data set of the hub; default: the task's, else validation.
+        output_dir: New folder for metrics, confusion matrix and the worst mistakes; default: only print.
+    """
+
+    split: Texts[str | None] = None
+    output_dir: Output[Folder | None] = None
+
+
+@settings
+class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
+    """Prediction of the classes of new texts.
+
+    Attributes:
+        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+        output: File for the predictions, JSON Lines; default: standard output.
+    """
+
+    file: Texts[File]
+    output: Output[File | None] = None
+
+
+@settings
+class EmbedSettings(ResumeSettings):
+    """Embeddings of the texts of files.
+
+    Attributes:
+        model: Folder or hub id of an encoder. Its files of sentence-transformers say what prompt, pooling and
+            normalisation are; a plain encoder gets mean pooling.
+        file: File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+        output: File for the embeddings, .npy: float32 of shape texts × width.
+        text_column: Text column of tables; default: text.
+        document: How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading,
+            else `file`.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
+        chunk_tokens: Write an embedding for each piece of this many tokens, pooled from one pass over the whole text
+            (late chunking), and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
+        pieces: Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
+        batch_size: Texts per forward pass.
+        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
+            precision and less exact.
+        bf16: Mixed precision of float32 weights, faster and less exact; `auto` where the processor has bf16
+            instructions.
+    """
+
+    model: Model[ModelName]
+    file: Texts[File]
+    output: Output[File]
+    text_column: Texts[Column | None] = None
+    document: Texts[Document] = "auto"
+    max_length: Texts[Count | None] = None
+    chunk_tokens: Texts[Count | None] = None
+    pieces: Texts[bool] = False
+    batch_size: Machine[Count] = 8
+    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
+    bf16: Machine[Auto] = "false"
 
 
 @settings
@@ -46,46 +131,6 @@ class FillMaskSettings:
 
 
 @settings
-class EmbedSettings:
-    """Embeddings of the texts of files.
-
-    Attributes:
-        model: Folder or hub id of an encoder. Its files of sentence-transformers say what prompt, pooling and
-            normalisation are; a plain encoder gets mean pooling.
-        file: File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
-        output: File for the embeddings, .npy: float32 of shape texts × width.
-        text_column: Text column of tables; default: text.
-        document: How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading,
-            else `file`.
-        max_length: Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
-        chunk_tokens: Write an embedding for each piece of this many tokens, pooled from one pass over the whole text
-            (late chunking), and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
-        pieces: Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
-        batch_size: Texts per forward pass.
-        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
-            precision and less exact.
-        bf16: Mixed precision of float32 weights, faster and less exact; `auto` where the processor has bf16
-            instructions.
-        resume: Resume after the last embedding that was recorded.
-        overwrite: Overwrite an existing output.
-    """
-
-    model: Model[ModelName]
-    file: Texts[File]
-    output: Output[File]
-    text_column: Texts[Column | None] = None
-    document: Texts[Document] = "auto"
-    max_length: Texts[Count | None] = None
-    chunk_tokens: Texts[Count | None] = None
-    pieces: Texts[bool] = False
-    batch_size: Machine[Count] = 8
-    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
-    bf16: Machine[Auto] = "false"
-    resume: Output[bool] = False
-    overwrite: Output[bool] = False
-
-
-@settings
 class AdaptersSettings:
     """The adapters that ship with the package.
 
@@ -97,8 +142,8 @@ class AdaptersSettings:
 
 
 @settings
-class ConvertSettings:
-    """Conversion of a checkpoint to a Linformer.
+class ConvertSettings(PretrainedSlotSettings):
+    """Conversion of a checkpoint to a Linformer; a fairseq file determines its own slots and attention.
 
     Attributes:
         source: Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or of a model of this
@@ -109,22 +154,7 @@ class ConvertSettings:
             faster.
         adapter: With in_place: name, folder or hub id of an adapter of `linformer distill --adapter` to merge; it
             determines all settings of linear attention.
-        projected_dim: k, the number of slots; or a list with one k per layer, or for each layer a list of one k per
-            head; not for fairseq files; default: 128, at most n.
-        sharing: Which of the new matrices E and F are shared; not for fairseq files; default: headwise.
-        projection: How n positions are projected to k slots; not for fairseq files; default: linear, with in_place
-            mean_pool.
-        shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
-            (`prefix`), or all, resampled to the length of the input (`stretch`); not for fairseq files; default:
-            prefix, with in_place stretch.
-        sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; not for
-            fairseq files; default: 0, with in_place 128.
-        global_tokens: Number of tokens at the start that every query attends to exactly; not for fairseq files;
-            default: 0, with in_place 1 where slots are windows of tokens.
-        layers: With in_place: layers to linearise, numbered from 0; the others keep full attention; default: all.
-        attention: `full` keeps full attention; not for fairseq files; default: linformer.
-        max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
-        resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
+        attention: `full` keeps full attention; default: linformer.
         num_attention_heads: Heads per layer, where a fairseq file does not contain their number.
         classification_head: Name of a classification head of the fairseq file to convert instead of the masked language
             model's.
@@ -135,23 +165,14 @@ class ConvertSettings:
     out: Output[Folder]
     in_place: Model[bool] = False
     adapter: Adapter[AdapterName | None] = None
-    projected_dim: Linear[int | list[int] | list[list[int]] | None] = None
-    sharing: Linear[Sharing | None] = None
-    projection: Linear[Projection | None] = None
-    shorter_input: Linear[ShorterInput | None] = None
-    sliding_window: Linear[int | None] = None
-    global_tokens: Linear[int | None] = None
-    layers: Linear[list[int] | None] = None
     attention: Linear[Attention | None] = None
-    max_position_embeddings: Linear[int | None] = None
-    resize_mode: Linear[ResizeMode] = "extend"
     num_attention_heads: Model[int | None] = None
     classification_head: Model[str | None] = None
     tokenizer: Model[ModelName | None] = None
 
 
 @settings
-class ExportSettings:
+class ExportSettings(PairSettings):
     """Export of a model for deployment.
 
     Attributes:
@@ -160,8 +181,6 @@ class ExportSettings:
         int8: Quantise linear layers to int8: weights statically, activations dynamically.
         validation_file: File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled
             for a classifier, any for an encoder without a head.
-        text_column: Column of the text; default: that of the fine-tuning, else `text`.
-        text_pair_column: Column of the second text; default: that of the fine-tuning.
         label_column: Column of the class; default: that of the fine-tuning, else `label`.
         max_eval_samples: Maximum number of texts to measure on; default: all.
         benchmark: Measure the time of PyTorch and of the exported model, at 512 tokens and at the maximum length.
@@ -171,8 +190,6 @@ class ExportSettings:
     out: Output[Folder]
     int8: Export[bool] = False
     validation_file: Texts[File | None] = None
-    text_column: Texts[Column | None] = None
-    text_pair_column: Texts[Column | None] = None
     label_column: Texts[Column | None] = None
     max_eval_samples: Texts[Count | None] = None
     benchmark: Measurement[bool] = False
@@ -233,16 +250,13 @@ class InspectSettings:
 
 
 @settings
-class SpectrumSettings:
+class SpectrumSettings(DocumentSettings):
     """Singular values of the attention matrices (figure 1 of the paper).
 
     Attributes:
         model: Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
         text_file: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
             standard library.
-        text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
-        document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
-            heading, else `file`.
         seq_len: n, tokens per sequence; default: 512, or the model's maximum.
         samples: Number of sequences, taken from all files in turn.
         packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
@@ -258,8 +272,6 @@ class SpectrumSettings:
 
     model: Model[ModelName]
     text_file: Texts[list[File] | None] = None
-    text_column: Texts[Column] = "text"
-    document: Texts[Document] = "auto"
     seq_len: Texts[int | None] = None
     samples: Texts[Count] = 100
     packing: Texts[bool] = True
