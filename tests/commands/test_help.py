@@ -36,9 +36,9 @@ def test_help_of_a_command(name, capsys):
     command, text = COMMANDS[name], help_of(name, capsys=capsys)
     usage, empty = text.splitlines()[:2]
     assert usage.startswith(f"usage: linformer {name} ") and usage.endswith("[options]") and empty == ""
-    for positional in command.positionals:
+    for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
-    settings = [f"--{each.name}" for each in settings_of(command.settings) if each.name not in command.positionals]
+    settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group != "Arguments"]
     general = ["--help", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
     assert sorted(_OPTION.findall(text)) == sorted(settings + general)
     for option in settings + general:
@@ -77,8 +77,8 @@ def test_usage(arguments, usage, capsys):
         ("distill", "--projection", "[default: mean_pool]"),
         ("convert", "--projection", "[default: linear, in place mean_pool]"),
         ("predict", "--output", "--output FILE "),
-        ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
-        ("pretrain", "--model.projected_dim", "--model.projected_dim INT ... k, "),
+        ("finetune", "--seeds", "--seeds INT [INT ...] Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
+        ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 0.006]"),
     ],
 )  # fmt: skip

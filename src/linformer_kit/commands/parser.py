@@ -7,8 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -17,9 +16,10 @@ import yaml
 from linformer_kit._version import __version__
 from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import GROUPS, Setting, meant, settings_of
+from linformer_kit.settings.declare import GROUPS, Argument, Setting, meant, settings_of
 from linformer_kit.settings.files import read_yaml, spelled
 
+_ARGUMENTS = get_args(Argument)[1].title
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
 _TRUTH_VALUES = ("true", "false", "yes", "no")
@@ -40,37 +40,37 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         _overview().parse_known_args([name])  # ends after --help and --version
         raise InputError(f"expected a command, got {name}{meant(name, COMMANDS)}; `linformer --help` lists them")
     command = COMMANDS[name]
-    first = _Parser(add_help=False, allow_abbrev=False)
+    settings = {setting.name: setting for setting in settings_of(command.settings)}
+    words = list(_normalised(arguments[1:], settings))
+    first = _Parser()
     _add_files(first, command)
-    files, _ = first.parse_known_args(arguments[1:])
+    files, _ = first.parse_known_args(words)
     layers = [read_yaml(Path(path).expanduser()) for path in files.config]
     if command.recipe:
         named = [layer.pop("recipe") for layer in layers if "recipe" in layer]
         recipe = [command.recipe, *named, *filter(None, [files.recipe])][-1]
         layers.insert(0, read_yaml(_recipe_file(recipe)))
-    settings = {setting.name: setting for setting in settings_of(command.settings)}
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
-    parsed, unknown = parser.parse_known_args(_with_truth_values(arguments[1:], settings))
+    parsed, unknown = parser.parse_known_args(words)
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
-    given = {each: value for each, value in vars(parsed).items() if each in settings}
-    layers.append({each: _value(value, settings[each]) for each, value in given.items()})
-    made = command.settings(**_merged(layers))
+    layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
+    values = command.settings(**_merged(layers))
     if parsed.print_config:
-        print(yaml.safe_dump(dataclasses.asdict(made), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
-    return name, made
+    return name, values
 
 
-def _with_truth_values(arguments: Sequence[str], settings: Mapping[str, Setting]) -> list[str]:
-    """The arguments with `=true` behind flags, unless a truth value follows: the next word may be a positional."""
-    words = []
+def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[str]:
+    """The arguments with `_` for `-` in names, and `=true` behind flags: the next word may be a positional."""
     for word, following in itertools.pairwise([*arguments, ""]):
-        setting = settings.get(word[2:].replace("-", "_")) if word.startswith("--") else None
-        is_flag = setting is not None and bool in setting.types and following.lower() not in _TRUTH_VALUES
-        words.append(f"{word}=true" if is_flag else word)
-    return words
+        name, equals, value = word.partition("=")
+        setting = settings.get(name[2:].replace("-", "_")) if word.startswith("--") else None
+        is_flag = setting and bool in setting.types and not equals and following.lower() not in _TRUTH_VALUES
+        known = f"--{setting.name}{equals}{value}" if setting else word
+        yield f"{known}=true" if is_flag else known
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -79,12 +79,18 @@ def _overview() -> argparse.ArgumentParser:
     for topic, commands in itertools.groupby(COMMANDS.items(), key=lambda item: item[1].topic):
         lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {command.summary}" for name, command in commands)]
     end = "`linformer COMMAND --help` shows the settings of a command, with examples."
-    usage = "linformer COMMAND [options]"
-    parser = _Parser(usage=usage, description="\n".join(lines), epilog=end, formatter_class=_Help, add_help=False)
+    parser = _Parser("linformer COMMAND [options]", "\n".join(lines), end)
+    _add_general(parser).add_argument(
+        "--version", action="version", version=__version__, help="Print the version and exit."
+    )
+    return parser
+
+
+def _add_general(parser: argparse.ArgumentParser) -> Any:
+    """Add the group of arguments of any command."""
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-    general.add_argument("--version", action="version", version=__version__, help="Print the version and exit.")
-    return parser
+    return general
 
 
 def _add_files(parser: Any, command: Command) -> None:
@@ -102,44 +108,38 @@ def _command_parser(
     name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
     """The parser of a command: its settings by group; only what is given on the command line comes out of it."""
-    needed = [f"--{each.name} {_metavar(each)}" for each in settings.values() if each.is_needed and not command.recipe]
-    positionals = [each.upper() for each in command.positionals]
-    words = [*positionals, *(each for each in needed if each.split()[0][2:] not in command.positionals), "[options]"]
-    parser = _Parser(
-        usage=f"linformer {name} {' '.join(words)}",
-        description=f"{command.summary}.",
-        epilog=_epilog(name, command),
-        formatter_class=_Help,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    arguments = parser.add_argument_group("Arguments")
-    for positional in command.positionals:
-        arguments.add_argument(positional, metavar=positional.upper(), help=settings[positional].sentence)
-    general = parser.add_argument_group("General")
-    general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    positionals = [each for each in settings.values() if each.group == _ARGUMENTS]
+    positionals.sort(key=lambda each: not each.is_needed)
+    needed = [each for each in settings.values() if each.is_needed and not command.recipe and each not in positionals]
+    words = [each.name.upper() for each in positionals] + [f"--{each.name} {_metavar(each)}" for each in needed]
+    usage = f"linformer {name} {' '.join([*words, '[options]'])}"
+    parser = _Parser(usage, f"{command.summary}.", _epilog(name, command))
+    arguments = parser.add_argument_group(_ARGUMENTS)
+    for each in positionals:
+        arguments.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
+    general = _add_general(parser)
     _add_files(general, command)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     for title in (get_args(group)[1].title for group in GROUPS):
         group = parser.add_argument_group(title)  # shown only with settings
         for setting in settings.values():
-            if setting.group == title and setting.name not in command.positionals:
+            if setting.group == title and setting not in positionals:
                 _add_option(group, setting, _help(setting, recipe))
     return parser
 
 
 def _add_option(group: Any, setting: Setting, text: str) -> None:
-    names = [*dict.fromkeys((f"--{setting.name}", f"--{setting.name.replace('_', '-')}"))]
     metavar = _metavar(setting)
-    if len(names[0]) + len(metavar) > _WIDEST:
+    if len(setting.name) + len(metavar) > _WIDEST:
         metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
-    options: dict[str, Any] = {"metavar": metavar}
+    options: dict[str, Any] = {}
     if bool in setting.types:
-        options |= {"nargs": "?", "const": "true"}
+        options = {"nargs": "?", "const": "true"}
     elif any(get_origin(kind) is list for kind in setting.types):
-        options |= {"nargs": "+"}
-    group.add_argument(*names, default=argparse.SUPPRESS, help=text, **options)
+        options = {"nargs": "+"}
+    text = text.replace("%", "%%")  # argparse takes it as a format
+    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, help=text, **options)
 
 
 def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
@@ -201,17 +201,11 @@ def _recipe_file(name: str) -> Path:
 
 def _epilog(name: str, command: Command) -> str:
     """The recipes to choose from, and examples."""
-    lines = ["Recipes:"] if command.recipe else []
-    for path in sorted(RECIPES.glob("*.yaml")) if command.recipe else ():
-        lines += textwrap.wrap(f"  {path.stem:{_WIDTH}}  {_title(path)}", _width(), subsequent_indent=" " * 8)
-    return "\n".join(
-        [*lines, *([""] if lines else []), "Examples:", *(f"  {line}" for line in example_lines(name, command))]
-    )
-
-
-def example_lines(name: str, command: Command) -> list[str]:
-    """The examples of a command as command lines."""
-    return [f"linformer {name} {words}".rstrip() for words in command.examples]
+    lines = ["Examples:", *(f"  linformer {name} {words}".rstrip() for words in command.examples)]
+    if command.recipe:
+        recipes = [f"  {path.stem:{_WIDTH}}  {_title(path)}" for path in sorted(RECIPES.glob("*.yaml"))]
+        lines = ["Recipes:", *recipes, "", *lines]
+    return "\n".join(lines)
 
 
 def _title(recipe: Path) -> str:
@@ -220,30 +214,21 @@ def _title(recipe: Path) -> str:
         return next(lines).partition(": ")[2].strip().partition(". ")[0].rstrip(".")
 
 
-def _width() -> int:
-    """Characters of a line of help: longer ones are hard to read."""
-    return min(shutil.get_terminal_size().columns, 120) - 2
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Names of settings as in files of settings, without their other spelling, in the width of the terminal."""
-
-    def __init__(self, prog: str) -> None:
-        width = _width()
-        super().__init__(prog, max_help_position=8 if width < 100 else width * 3 // 10, width=width)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = "" if action.nargs == "?" else f"{action.metavar}{' ...' if action.nargs == '+' else ''}"
-        return f"{action.option_strings[0]} {value}".rstrip()
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        return action.help or ""  # not as a format: sentences contain `%`
+def _help_format(prog: str) -> argparse.HelpFormatter:
+    """Help in the width of the terminal, up to 120 characters: longer lines are hard to read."""
+    width = min(shutil.get_terminal_size().columns, 120) - 2
+    return argparse.RawDescriptionHelpFormatter(
+        prog, max_help_position=8 if width < 100 else width * 3 // 10, width=width
+    )
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises wrong usage as an `InputError`."""
+    """A parser that raises wrong usage as an `InputError`, and shows help in the width of the terminal."""
+
+    def __init__(self, usage: str = "", description: str = "", epilog: str = "") -> None:
+        super().__init__(
+            None, usage, description, epilog, formatter_class=_help_format, allow_abbrev=False, add_help=False
+        )
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)

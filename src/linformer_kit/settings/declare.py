@@ -1,15 +1,14 @@
-"""How a setting is declared, once: its type, limits and group stand at its field, its sentence in the docstring.
+"""How a setting is declared, once: its type, limits, group, default and sentence stand at its field.
 
     @settings
     class PretrainSettings(TrainingSettings):
-        '''Masked-language-model pretraining.
+        '''Pretrain a masked language model on text.'''
 
-        Attributes:
-            max_steps: Number of updates.
-        '''
+        max_steps: Training[Count]  # Number of updates.
+        # What it does; default: what no value means, if the field has no default or None.
+        split_seed: Texts[Seed | None] = None
 
-        max_steps: Training[Count]
-
+The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
 
@@ -18,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import itertools
 import os
 import re
@@ -36,7 +36,6 @@ from typing import (
     get_type_hints,
 )
 
-from docstring_parser import parse as docstring
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -52,6 +51,7 @@ class Group(NamedTuple):
     title: str
 
 
+Argument = Annotated[T, Group("Arguments")]  # given without its name on the command line
 Model = Annotated[T, Group("Model")]
 Linear = Annotated[T, Group("Linear attention")]
 Adapter = Annotated[T, Group("Adapter")]
@@ -68,7 +68,7 @@ Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
 # In the order of help.
 GROUPS = (
-    *(Model, Linear, Adapter, Texts, Prediction, Export, Measurement, ChoiceOfK),
+    *(Argument, Model, Linear, Adapter, Texts, Prediction, Export, Measurement, ChoiceOfK),
     *(Encoder, Distillation, Training, Evaluation, Machine, Output),
 )
 
@@ -115,43 +115,31 @@ def settings(kind: type[T]) -> type[T]:
 
 
 class Setting(NamedTuple):
-    """A setting of a command.
+    """A setting of a command."""
 
-    Attributes:
-        name: Its name, with dots if nested.
-        group: Title of its group in `--help`.
-        types: Its types, without None: several for a union.
-        is_optional: Whether it may be None.
-        sentence: What it does.
-        default: Its value, or what it means, where it is not given.
-        is_needed: Whether it has no default.
-        shown: What `--help` calls its values, if not after its type.
-    """
-
-    name: str
-    group: str
-    types: tuple[Any, ...]
-    is_optional: bool
-    sentence: str
-    default: str
-    is_needed: bool
-    shown: str
+    name: str  # with dots if nested
+    group: str  # title of its group in `--help`
+    types: tuple[Any, ...]  # without None; several for a union
+    is_optional: bool  # it may be None
+    sentence: str  # what it does
+    default: str  # its value, or what it means, where it is not given
+    is_needed: bool  # it has no default
+    shown: str  # what `--help` calls its values, if not after its type
 
 
 def settings_of(kind: type, prefix: str = "") -> list[Setting]:
     """All settings of a class, also nested ones."""
-    hints = get_type_hints(kind, include_extras=True)
-    sentences = _sentences(kind)
-    found: list[Setting] = []
+    hints, sentences = get_type_hints(kind, include_extras=True), _sentences(kind)
+    every: list[Setting] = []
     for field in dataclasses.fields(kind):
         hint, marks = _without_marks(hints[field.name])
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            found += settings_of(hint, f"{prefix}{field.name}.")
+            every += settings_of(hint, f"{prefix}{field.name}.")
             continue
         types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         inner = [_without_marks(each) for each in types if each is not NoneType]
         items = [_without_marks(get_args(each)[0]) for each, _ in inner if get_origin(each) is list]
-        found.append(
+        every.append(
             Setting(
                 prefix + field.name,
                 next(mark.title for mark in marks if isinstance(mark, Group)),
@@ -159,12 +147,10 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
                 NoneType in types,
                 *_with_default(sentences[field.name], field),
                 field.default is field.default_factory,  # both are MISSING
-                next(
-                    (mark for _, more in ((hint, marks), *inner, *items) for mark in more if isinstance(mark, str)), ""
-                ),
+                next((each for _, more in ((hint, marks), *inner, *items) for each in more if type(each) is str), ""),
             )
         )
-    return found
+    return every
 
 
 def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -172,9 +158,17 @@ def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _sentences(kind: type) -> dict[str, str]:
-    """What each setting does, by name, from the docstrings of the class and its base classes."""
-    params = [param for each in reversed(kind.__mro__) for param in docstring(each.__doc__ or "").params]
-    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
+    """What each setting does, by name: the comments in the source of the class and its base classes."""
+    sentences: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        above: list[str] = []
+        for line in inspect.getsource(each).splitlines():
+            if line.startswith("    # "):
+                above.append(line.strip(" #"))
+            elif field := re.match(r"    (\w+): .*?(?:  # (.*))?$", line):
+                sentences[field[1]] = " ".join(above) or field[2] or sentences.get(field[1], "")
+                above = []
+    return sentences
 
 
 def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, str]:
