@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ _ARGUMENTS = get_args(Argument)[1].title
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
 _TRUTH_VALUES = ("true", "false", "yes", "no")
-_KINDS = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "TEXT"}
+_KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -80,9 +81,8 @@ def _overview() -> argparse.ArgumentParser:
         lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {command.summary}" for name, command in commands)]
     end = "`linformer COMMAND --help` shows the settings of a command, with examples."
     parser = _Parser("linformer COMMAND [options]", "\n".join(lines), end)
-    _add_general(parser).add_argument(
-        "--version", action="version", version=__version__, help="Print the version and exit."
-    )
+    version = _add_general(parser).add_argument
+    version("--version", action="version", version=__version__, help="Print the version and exit.")
     return parser
 
 
@@ -96,9 +96,7 @@ def _add_general(parser: argparse.ArgumentParser) -> Any:
 def _add_files(parser: Any, command: Command) -> None:
     """Add the arguments that name files of settings."""
     if command.recipe:
-        text = (
-            f"Recipe, see below, or a YAML file of settings; other arguments override it. [default: {command.recipe}]"
-        )
+        text = f"Recipe, see below, or a YAML file of settings; other settings override it. [default: {command.recipe}]"
         parser.add_argument("--recipe", metavar="NAME", help=text)
     text = "YAML file of settings; may be repeated."
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
@@ -119,8 +117,9 @@ def _command_parser(
         arguments.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
     general = _add_general(parser)
     _add_files(general, command)
-    text = "Print all settings as YAML for --config, and exit."
-    general.add_argument("--print_config", action="store_true", help=text)
+    general.add_argument(
+        "--print_config", action="store_true", help="Print all settings as YAML for --config, and exit."
+    )
     for title in (get_args(group)[1].title for group in GROUPS):
         group = parser.add_argument_group(title)  # shown only with settings
         for setting in settings.values():
@@ -203,32 +202,26 @@ def _epilog(name: str, command: Command) -> str:
     """The recipes to choose from, and examples."""
     lines = ["Examples:", *(f"  linformer {name} {words}".rstrip() for words in command.examples)]
     if command.recipe:
-        recipes = [f"  {path.stem:{_WIDTH}}  {_title(path)}" for path in sorted(RECIPES.glob("*.yaml"))]
+        recipes = [f"  {path.stem:16} {_title(path)}" for path in sorted(RECIPES.glob("*.yaml"))]
         lines = ["Recipes:", *recipes, "", *lines]
     return "\n".join(lines)
 
 
 def _title(recipe: Path) -> str:
-    """The first sentence in the header of a recipe, `# NAME: SENTENCE.`."""
-    with recipe.open(encoding="utf-8") as lines:
-        return next(lines).partition(": ")[2].strip().partition(". ")[0].rstrip(".")
-
-
-def _help_format(prog: str) -> argparse.HelpFormatter:
-    """Help in the width of the terminal, up to 120 characters: longer lines are hard to read."""
-    width = min(shutil.get_terminal_size().columns, 120) - 2
-    return argparse.RawDescriptionHelpFormatter(
-        prog, max_help_position=8 if width < 100 else width * 3 // 10, width=width
-    )
+    """What it is, from its header `# NAME: TITLE; MORE.`."""
+    header = recipe.read_text(encoding="utf-8").partition("\n")[0]
+    return header.partition(": ")[2].partition(";")[0].rstrip(".")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises wrong usage as an `InputError`, and shows help in the width of the terminal."""
+    """A parser that raises wrong usage as an `InputError`; its help is at most 120 characters wide, to be read."""
 
     def __init__(self, usage: str = "", description: str = "", epilog: str = "") -> None:
-        super().__init__(
-            None, usage, description, epilog, formatter_class=_help_format, allow_abbrev=False, add_help=False
+        width = min(shutil.get_terminal_size().columns, 120) - 2
+        style = functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=8 if width < 100 else width * 3 // 10, width=width
         )
+        super().__init__(None, usage, description, epilog, formatter_class=style, allow_abbrev=False, add_help=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)

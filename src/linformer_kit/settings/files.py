@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,10 @@ def names_only(files: Any) -> Any:
     return [names_only(each) for each in files] if isinstance(files, list) else files
 
 
-def portable(settings: Any, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """Settings for results, without paths of this machine: files and models by name, no output and cache folders.
-
-    Args:
-        settings: A dataclass, or a mapping by name; mappings inside it, such as those of a study, are treated alike.
-        without: Further settings that are not recorded.
-    """
-    named = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
-    left_out = {*_OF_THIS_MACHINE, *without}
-    return {name: _recorded(name, value) for name, value in named.items() if name not in left_out}
+def portable(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings for results, without paths of this machine: files and models by name, no folders."""
+    values = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
+    return {name: _recorded(name, value) for name, value in values.items() if name not in _OF_THIS_MACHINE}
 
 
 def _recorded(name: str, value: Any) -> Any:
@@ -55,9 +49,9 @@ def _recorded(name: str, value: Any) -> Any:
         return portable(value)
     if name in _FILES:
         return names_only(value)
-    if name in _MODELS and isinstance(value, list):
-        return list(map(recorded_name, value))
-    return recorded_name(value) if name in _MODELS and isinstance(value, str) else value
+    if name not in _MODELS or value is None:
+        return value
+    return [recorded_name(each) for each in value] if isinstance(value, list) else recorded_name(value)
 
 
 def spelled(value: Any) -> str:
@@ -72,17 +66,13 @@ def spelled(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses names that stand twice, also once as `model.sharing` and once as `model: {sharing: …}`."""
+    """A loader that refuses names that stand twice in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key, value in node.value:
-            inner = value.value if isinstance(value, yaml.MappingNode) else []
-            every = [(key.value, key), *((f"{key.value}.{each.value}", each) for each, _ in inner)]
-            for name, place in every:
-                if name in names:
-                    raise yaml.constructor.ConstructorError(None, None, f"{name} twice", place.start_mark)
-            names.update(name for name, _ in every)
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} twice", key.start_mark)
         return super().construct_mapping(node, deep)
 
 
