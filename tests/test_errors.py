@@ -23,7 +23,7 @@ OF_THE_MACHINE = [
     (MemoryError(), "memory ran out"),
     (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of 79 GiB"),
-        "memory ran out: 20.00 MiB could not be allocated",
+        "memory ran out: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of 79 GiB",
     ),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "memory ran out: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out: [Errno 12] Cannot allocate memory"),
@@ -78,9 +78,9 @@ def failed(capsys, monkeypatch, error: Exception, *options: str) -> str:
     ("error", "options", "line"),
     [
         (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
+            torch.OutOfMemoryError("CUDA out of memory"),
             ["--per_device_train_batch_size", "23", "--max_length", "37"],
-            "memory ran out: 2.00 GiB could not be allocated; lower per_device_train_batch_size (23) or "
+            "memory ran out: CUDA out of memory; lower per_device_train_batch_size (23) or "
             "per_device_eval_batch_size (32) or max_length (37)",
         ),
         (

@@ -18,7 +18,7 @@ from linformer_kit.commands.table import RECIPES
 
 def test_recipe_then_config_then_command_line(tmp_path):
     recipe, config = tmp_path / "recipe.yaml", tmp_path / "config.yaml"
-    recipe.write_text((RECIPES / "tiny.yaml").read_text() + "seed: 3\nweight_decay: 0.3\nmax_grad_norm: 0.3\n")
+    recipe.write_text(RECIPES["tiny"].read_text() + "seed: 3\nweight_decay: 0.3\nmax_grad_norm: 0.3\n")
     config.write_text("weight_decay: 0.5\nmax_grad_norm: 0.5\nmodel:\n  hidden_size: 64\n")
     arguments = ["--recipe", str(recipe), "--config", str(config), "--max_grad_norm", "0.7"]
     settings = parse(["pretrain", *arguments])[1]
@@ -176,14 +176,6 @@ def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatc
     assert exit_.value.code == 2
     expected = f"{tmp_path / 'secret.txt'}: expected a file that can be read, got Permission denied"
     assert capsys.readouterr().err == f"linformer: error: {expected}\n"
-
-
-def test_a_recipe_named_in_a_config_counts_and_the_command_line_wins(tmp_path):
-    (tmp_path / "config.yaml").write_text("recipe: small\nseed: 3\n")
-    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml")])[1]
-    assert (settings.model.hidden_size, settings.seed) == (256, 3)
-    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml"), "--recipe", "tiny"])[1]
-    assert (settings.model.hidden_size, settings.seed) == (128, 3)
 
 
 def test_print_config_names_every_setting(capsys):

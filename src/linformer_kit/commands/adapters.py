@@ -1,7 +1,5 @@
 """`linformer adapters`."""
 
-from __future__ import annotations
-
 from linformer_kit.files.manifest import read_json
 from linformer_kit.linearized.adapter import ABOUT, adapter_folder, shipped_adapters
 from linformer_kit.models.card import CARD

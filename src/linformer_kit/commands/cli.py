@@ -41,7 +41,7 @@ def _run(arguments: Sequence[str]) -> None:
     """Parse the arguments and run the command; flush stdout when it returns or exits."""
     try:
         name, settings = parse(arguments)
-        run = importlib.import_module(f"linformer_kit.{COMMANDS[name].module}").main
+        run = importlib.import_module(COMMANDS[name].module or f"{__package__}.{name.replace('-', '_')}").main
         set_up_logging()
         try:
             run(settings)

@@ -1,7 +1,5 @@
 """`linformer convert`."""
 
-from __future__ import annotations
-
 from transformers import PreTrainedModel
 
 from linformer_kit.interop.convert import convert

@@ -10,21 +10,20 @@ import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from types import NoneType
+from typing import Any, NoReturn
 
 import yaml
 
 from linformer_kit._version import __version__
 from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import GROUPS, Argument, Setting, meant, settings_of
+from linformer_kit.settings.declare import TITLES, Setting, meant, settings_of
 from linformer_kit.settings.files import read_yaml, spelled
 
-_ARGUMENTS = get_args(Argument)[1].title
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
 _TRUTH_VALUES = ("true", "false", "yes", "no")
-_KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -48,9 +47,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     files, _ = first.parse_known_args(words)
     layers = [read_yaml(Path(path).expanduser()) for path in files.config]
     if command.recipe:
-        named = [layer.pop("recipe") for layer in layers if "recipe" in layer]
-        recipe = [command.recipe, *named, *filter(None, [files.recipe])][-1]
-        layers.insert(0, read_yaml(_recipe_file(recipe)))
+        layers.insert(0, read_yaml(_recipe_file(files.recipe)))
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
@@ -69,7 +66,7 @@ def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> It
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         setting = settings.get(name[2:].replace("-", "_")) if word.startswith("--") else None
-        is_flag = setting and bool in setting.types and not equals and following.lower() not in _TRUTH_VALUES
+        is_flag = setting and bool in setting.kinds and not equals and following.lower() not in _TRUTH_VALUES
         known = f"--{setting.name}{equals}{value}" if setting else word
         yield f"{known}=true" if is_flag else known
 
@@ -96,8 +93,8 @@ def _add_general(parser: argparse.ArgumentParser) -> Any:
 def _add_files(parser: Any, command: Command) -> None:
     """Add the arguments that name files of settings."""
     if command.recipe:
-        text = f"Recipe, see below, or a YAML file of settings; other settings override it. [default: {command.recipe}]"
-        parser.add_argument("--recipe", metavar="NAME", help=text)
+        text = f"One of {', '.join(RECIPES)}, or a YAML file; other settings override it. [default: {command.recipe}]"
+        parser.add_argument("--recipe", metavar="RECIPE", default=command.recipe, help=text)
     text = "YAML file of settings; may be repeated."
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
 
@@ -106,36 +103,33 @@ def _command_parser(
     name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
     """The parser of a command: its settings by group; only what is given on the command line comes out of it."""
-    positionals = [each for each in settings.values() if each.group == _ARGUMENTS]
+    positionals = [each for each in settings.values() if each.group == TITLES[0]]
     positionals.sort(key=lambda each: not each.is_needed)
     needed = [each for each in settings.values() if each.is_needed and not command.recipe and each not in positionals]
-    words = [each.name.upper() for each in positionals] + [f"--{each.name} {_metavar(each)}" for each in needed]
+    words = [each.name.upper() for each in positionals] + [f"--{each.name} {each.metavar}" for each in needed]
     usage = f"linformer {name} {' '.join([*words, '[options]'])}"
-    parser = _Parser(usage, f"{command.summary}.", _epilog(name, command))
-    arguments = parser.add_argument_group(_ARGUMENTS)
-    for each in positionals:
-        arguments.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
+    parser = _Parser(usage, f"{command.summary}.", f"Example:\n  linformer {name} {command.example}".rstrip())
+    for title in TITLES:
+        group = parser.add_argument_group(title)  # shown only with settings
+        for setting in (each for each in settings.values() if each.group == title and each not in positionals):
+            _add_option(group, setting, _help(setting, recipe))
+        for each in positionals if title == TITLES[0] else ():
+            group.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
     general = _add_general(parser)
     _add_files(general, command)
-    general.add_argument(
-        "--print_config", action="store_true", help="Print all settings as YAML for --config, and exit."
-    )
-    for title in (get_args(group)[1].title for group in GROUPS):
-        group = parser.add_argument_group(title)  # shown only with settings
-        for setting in settings.values():
-            if setting.group == title and setting not in positionals:
-                _add_option(group, setting, _help(setting, recipe))
+    text = "Print all settings as YAML for --config, and exit."
+    general.add_argument("--print_config", action="store_true", help=text)
     return parser
 
 
 def _add_option(group: Any, setting: Setting, text: str) -> None:
-    metavar = _metavar(setting)
+    metavar = setting.metavar
     if len(setting.name) + len(metavar) > _WIDEST:
         metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
     options: dict[str, Any] = {}
-    if bool in setting.types:
+    if bool in setting.kinds:
         options = {"nargs": "?", "const": "true"}
-    elif any(get_origin(kind) is list for kind in setting.types):
+    elif list in setting.kinds:
         options = {"nargs": "+"}
     text = text.replace("%", "%%")  # argparse takes it as a format
     group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, help=text, **options)
@@ -150,28 +144,16 @@ def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
     return setting.sentence + (f" [default: {setting.default}]" if setting.default else "")
 
 
-def _metavar(setting: Setting) -> str:
-    """The kind of the values of a setting: INT, {a,b} for choices."""
-    if setting.shown:
-        return setting.shown
-    item = setting.types[0]
-    if get_origin(item) is list:
-        item = get_args(item)[0]
-        item = get_args(item)[0] if get_origin(item) is Annotated else item
-    return f"{{{','.join(get_args(item))}}}" if get_origin(item) is Literal else _KINDS.get(item, "YAML")
-
-
 def _value(given: Any, setting: Setting) -> Any:
     """What was given on the command line as YAML would have it: a list as `[a, b]` or as words, null."""
-    if given == "null" or given == ["null"]:
-        return None if setting.is_optional else given
-    if not isinstance(given, list):
+    if given in ("null", ["null"]) and NoneType in setting.kinds:
+        return None
+    if not isinstance(given, list) or len(given) > 1:
         return given
-    if len(given) == 1 and given[0].startswith("[") and given[0].endswith("]"):
+    if given[0].startswith("[") and given[0].endswith("]"):
         with contextlib.suppress(yaml.YAMLError):
             return yaml.safe_load(given[0])
-    is_list = all(get_origin(kind) is list for kind in setting.types)
-    return given if is_list or len(given) > 1 else given[0]
+    return given if setting.kinds <= {list, NoneType} else given[0]
 
 
 def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -190,27 +172,10 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    built_in = RECIPES / f"{name}.yaml"
-    path = built_in if built_in.exists() else Path(name).expanduser()
+    path = RECIPES.get(name, Path(name).expanduser())
     if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in RECIPES.glob("*.yaml")))
-        raise InputError(f"recipe: expected one of {known} or a YAML file, got {name!r}")
+        raise InputError(f"recipe: expected one of {', '.join(RECIPES)} or a YAML file, got {name!r}")
     return path
-
-
-def _epilog(name: str, command: Command) -> str:
-    """The recipes to choose from, and examples."""
-    lines = ["Examples:", *(f"  linformer {name} {words}".rstrip() for words in command.examples)]
-    if command.recipe:
-        recipes = [f"  {path.stem:16} {_title(path)}" for path in sorted(RECIPES.glob("*.yaml"))]
-        lines = ["Recipes:", *recipes, "", *lines]
-    return "\n".join(lines)
-
-
-def _title(recipe: Path) -> str:
-    """What it is, from its header `# NAME: TITLE; MORE.`."""
-    header = recipe.read_text(encoding="utf-8").partition("\n")[0]
-    return header.partition(": ")[2].partition(";")[0].rstrip(".")
 
 
 class _Parser(argparse.ArgumentParser):

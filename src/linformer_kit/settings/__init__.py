@@ -3,6 +3,27 @@
 Imports no torch or transformers, so that `linformer --help` starts fast. Fields without a default come from the recipe.
 """
 
+from linformer_kit.settings.commands import (
+    AdaptersSettings,
+    BenchSettings,
+    ClassifierSettings,
+    ConvertSettings,
+    CorpusSettings,
+    DistillSettings,
+    EmbedSettings,
+    EvaluateSettings,
+    ExportSettings,
+    FillMaskSettings,
+    FinetuneSettings,
+    InspectSettings,
+    LabelledSettings,
+    PredictSettings,
+    PretrainSettings,
+    SpectrumSettings,
+    TaskName,
+    TrainingSettings,
+    check_model_is_kept,
+)
 from linformer_kit.settings.files import is_local_path, names_only, portable, read_yaml, recorded_name
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
@@ -17,25 +38,4 @@ from linformer_kit.settings.model import (
     Sharing,
     ShorterInput,
     SlotSettings,
-)
-from linformer_kit.settings.shared import CorpusSettings, LabelledSettings, TaskName
-from linformer_kit.settings.training import (
-    DistillSettings,
-    FinetuneSettings,
-    PretrainSettings,
-    TrainingSettings,
-    check_model_is_kept,
-)
-from linformer_kit.settings.use import (
-    AdaptersSettings,
-    BenchSettings,
-    ClassifierSettings,
-    ConvertSettings,
-    EmbedSettings,
-    EvaluateSettings,
-    ExportSettings,
-    FillMaskSettings,
-    InspectSettings,
-    PredictSettings,
-    SpectrumSettings,
 )

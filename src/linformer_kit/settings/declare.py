@@ -22,19 +22,9 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import get_type_hints as hints_of
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -43,12 +33,11 @@ from linformer_kit.errors import InputError
 from linformer_kit.settings.files import spelled
 
 T = TypeVar("T")
+_METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
-class Group(NamedTuple):
-    """A group of settings in `--help`."""
-
-    title: str
+class Group(str):
+    """Title of a group of settings in `--help`."""
 
 
 Argument = Annotated[T, Group("Arguments")]  # given without its name on the command line
@@ -56,23 +45,15 @@ Model = Annotated[T, Group("Model")]
 Linear = Annotated[T, Group("Linear attention")]
 Adapter = Annotated[T, Group("Adapter")]
 Texts = Annotated[T, Group("Texts")]
-Prediction = Annotated[T, Group("Prediction")]
-Export = Annotated[T, Group("Export")]
 Measurement = Annotated[T, Group("Measurement")]
-ChoiceOfK = Annotated[T, Group("Choice of k")]
 Encoder = Annotated[T, Group("Encoder")]
-Distillation = Annotated[T, Group("Distillation")]
 Training = Annotated[T, Group("Training")]
 Evaluation = Annotated[T, Group("Evaluation and checkpoints")]
 Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
-# In the order of help.
-GROUPS = (
-    *(Argument, Model, Linear, Adapter, Texts, Prediction, Export, Measurement, ChoiceOfK),
-    *(Encoder, Distillation, Training, Evaluation, Machine, Output),
-)
+_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output)
+TITLES = [get_args(each)[1] for each in _GROUPS]  # in the order of help
 
-LARGEST_SEED = 2**32 - 1  # of numpy
 LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -83,16 +64,13 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
 Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
 # YAML reads `true` as a truth value.
 Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
 # Texts by what they name: what `--help` calls them, and whether `~` is the home folder.
 File = Annotated[str, AfterValidator(os.path.expanduser), "FILE"]
 Folder = Annotated[str, AfterValidator(os.path.expanduser), "FOLDER"]
 ModelName = Annotated[str, AfterValidator(os.path.expanduser), "MODEL"]
-AdapterName = Annotated[str, AfterValidator(os.path.expanduser), "ADAPTER"]
-Column = Annotated[str, "COLUMN"]
-Metric = Annotated[str, "METRIC"]
 Document = Literal["auto", "file", "line", "blank_line", "wikitext"]  # how text files are split into documents
 
 
@@ -119,42 +97,43 @@ class Setting(NamedTuple):
 
     name: str  # with dots if nested
     group: str  # title of its group in `--help`
-    types: tuple[Any, ...]  # without None; several for a union
-    is_optional: bool  # it may be None
+    kinds: set[Any]  # types that it may have, with NoneType where it may be None
+    metavar: str  # what `--help` calls its values
     sentence: str  # what it does
     default: str  # its value, or what it means, where it is not given
     is_needed: bool  # it has no default
-    shown: str  # what `--help` calls its values, if not after its type
 
 
 def settings_of(kind: type, prefix: str = "") -> list[Setting]:
     """All settings of a class, also nested ones."""
-    hints, sentences = get_type_hints(kind, include_extras=True), _sentences(kind)
+    hints, sentences = hints_of(kind, include_extras=True), _sentences(kind)
     every: list[Setting] = []
     for field in dataclasses.fields(kind):
-        hint, marks = _without_marks(hints[field.name])
+        name, hint = prefix + field.name, hints[field.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            every += settings_of(hint, f"{prefix}{field.name}.")
+            every += settings_of(hint, f"{name}.")
             continue
-        types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        inner = [_without_marks(each) for each in types if each is not NoneType]
-        items = [_without_marks(get_args(each)[0]) for each, _ in inner if get_origin(each) is list]
-        every.append(
-            Setting(
-                prefix + field.name,
-                next(mark.title for mark in marks if isinstance(mark, Group)),
-                tuple(each for each, _ in inner),
-                NoneType in types,
-                *_with_default(sentences[field.name], field),
-                field.default is field.default_factory,  # both are MISSING
-                next((each for _, more in ((hint, marks), *inner, *items) for each in more if type(each) is str), ""),
-            )
-        )
+        group = next(mark for mark in get_args(hint) if isinstance(mark, Group))
+        is_needed = field.default is field.default_factory  # both are MISSING
+        texts = _with_default(sentences[field.name], field)
+        every.append(Setting(name, group, _kinds(hint), _metavar(hint), *texts, is_needed))
     return every
 
 
-def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+def _kinds(hint: Any) -> set[Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kinds(parts[0])
+    return set().union(*map(_kinds, parts)) if origin in (Union, UnionType) else {origin or hint}
+
+
+def _metavar(hint: Any) -> str:
+    """The name of the kind of value: INT, {a,b} for choices; of a list and of several kinds, that of the first."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"{{{','.join(parts)}}}"
+    named = [part for part in parts if type(part) is str]
+    return named[0] if named else _metavar(parts[0]) if parts else _METAVARS[hint]
 
 
 def _sentences(kind: type) -> dict[str, str]:
