@@ -116,7 +116,6 @@ def test_ctrl_c_while_results_are_written_loses_nothing(model, corpus, tmp_path,
     ("options", "message"),
     [
         (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
-        (["--at", "24"], "at: expected 1 to 23, the number of singular values, got 24"),
         (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
         (["--text_file", "nowhere"], "text_file: no such file or folder: nowhere"),
@@ -138,15 +137,15 @@ def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsy
 
 def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):
     (corpus / "-first.txt").write_text("def function")
-    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--at", "20", "--choose", "--budget", "100")
-    assert results["at"] == 20 and 3 * sum(results["chosen"]["projected_dim"]) == 99
+    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--choose", "--budget", "100")
+    assert results["at"] == 5 and 3 * sum(results["chosen"]["projected_dim"]) == 99
 
 
-def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
+def test_a_budget_out_of_range_loses_nothing(model, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("def function\ndef function")
     error = fail_last_line(
         capsys, "spectrum", model, "--text_file", tmp_path / "short.txt", "--document", "line", "--packing", "false",
-        "--at", "20", "--output_dir", tmp_path / "out",
+        "--choose", "--budget", "999", "--output_dir", tmp_path / "out",
     )  # fmt: skip
-    assert "at: expected 1 to" in error
+    assert "budget: expected" in error
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2

@@ -75,7 +75,7 @@ def test_usage(arguments, usage, capsys):
         ("distill", "--projection", "[default: mean_pool]"),
         ("convert", "--projection", "[default: linear, in place mean_pool]"),
         ("predict", "--output", "--output FILE "),
-        ("finetune", "--seeds", "--seeds INT [INT ...] Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
+        ("finetune", "--seeds", "--seeds INT [INT ...] Seeds; one training for each. [default: 0]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 0.006]"),
     ],

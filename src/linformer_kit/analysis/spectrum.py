@@ -46,7 +46,7 @@ def spectrum(settings: SpectrumSettings) -> dict[str, Any]:
     """Compute the spectrum of a model on texts, and write numbers and figure.
 
     Files: `spectrum.json`, `spectrum.md`, `spectrum.png` and, with `choose`, `projected_dims.yaml`. Partial results are
-    written also if Ctrl-C or a bad file ends the measurement, or if `at` or `budget` proves to be out of range.
+    written also if Ctrl-C or a bad file ends the measurement, or if `budget` proves to be out of range.
 
     Returns:
         The content of `spectrum.json`.
@@ -59,9 +59,8 @@ def spectrum(settings: SpectrumSettings) -> dict[str, Any]:
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
     _check(settings)
     results, found, ended = _measure(settings)
-    results["at"] = _at(None, found)
+    results["at"] = max(1, found.cumulative.shape[-1] // 4)  # singular values whose share the heat map shows
     try:
-        results["at"] = _at(settings.at, found)
         if settings.choose:
             results["chosen"] = _choose(settings, found)
     except InputError as error:  # of texts that prove too short, raised after writing
@@ -103,10 +102,8 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], Spectrum, Base
     try:
         for batch in batches_of(ids, settings.samples, model.device):
             meter.add(batch)
-            if meter.samples == 1 and settings.packing:  # raise errors of these settings now, not at the end
-                _at(settings.at, meter.result())
-                if settings.choose:
-                    _choose(settings, meter.result())
+            if meter.samples == 1 and settings.packing and settings.choose:  # raise errors now, not at the end
+                _choose(settings, meter.result())
     except (KeyboardInterrupt, InputError, OSError) as error:
         if meter.samples < (1 if isinstance(error, KeyboardInterrupt) else 2):
             raise
@@ -143,16 +140,6 @@ def batches_of(ids: Iterator[list[int]], total: int, device: torch.device) -> It
         for sequence in ids:
             yield {"input_ids": torch.tensor([sequence], device=device)}
             bar.update()
-
-
-def _at(asked: int | None, found: Spectrum) -> int:
-    """The number of singular values whose share is shown: as asked for, or a quarter of all."""
-    rank = found.cumulative.shape[-1]
-    if asked is None:
-        return max(1, rank // 4)
-    if not 1 <= asked <= rank:
-        raise InputError(f"at: expected 1 to {rank}, the number of singular values, got {asked}")
-    return asked
 
 
 def _choose(settings: SpectrumSettings, found: Spectrum) -> dict[str, Any]:

@@ -34,12 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     prepare_output()
     with errors_reported():
-        _run(arguments)
-
-
-def _run(arguments: Sequence[str]) -> None:
-    """Parse the arguments and run the command; flush stdout when it returns or exits."""
-    try:
         name, settings = parse(arguments)
         run = importlib.import_module(COMMANDS[name].module or f"{__package__}.{name.replace('-', '_')}").main
         set_up_logging()
@@ -49,17 +43,12 @@ def _run(arguments: Sequence[str]) -> None:
             if not out_of_memory(error):
                 raise
             raise OutOfMemoryError(f"{machine_failure(error)}{_advice(settings)}") from error
-    except SystemExit:  # after --help
         sys.stdout.flush()
-        raise
-    sys.stdout.flush()
 
 
 def _advice(settings: Any) -> str:
     """The end of an out-of-memory message: which settings to lower, and that `--resume` continues the run."""
     values = {name: getattr(settings, name) for name in _OF_MEMORY if hasattr(settings, name)}
-    told = [name if value is None else f"{name} ({value})" for name, value in values.items()]
+    lower = " or ".join(name if value is None else f"{name} ({value})" for name, value in values.items())
     resumable = hasattr(settings, "resume") and (getattr(settings, "output_dir", None) or hasattr(settings, "output"))
-    return (f"; lower {' or '.join(told)}" if told else "") + (
-        "; --resume continues from what is saved" if resumable else ""
-    )
+    return (f"; lower {lower}" if lower else "") + ("; --resume continues from what is saved" if resumable else "")

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -56,7 +57,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
     values = command.settings(**_merged(layers))
     if parsed.print_config:
-        print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="", flush=True)
         raise SystemExit(0)
     return name, values
 
@@ -190,3 +191,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # here, where errors are reported
+        super().exit(status, message)

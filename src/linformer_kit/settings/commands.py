@@ -48,27 +48,22 @@ TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
 class PairSettings:
     """Columns of texts or of pairs of texts."""
 
-    # Column of the text; default: the task's or that of the fine-tuning, else `text`.
-    text_column: Texts[str | None] = None
-    # Column of the second text, where inputs are pairs; default: the task's or that of the fine-tuning.
-    text_pair_column: Texts[str | None] = None
+    text_column: Texts[str | None] = None  # Column of the text; default: that of the task or fine-tuning, or `text`.
+    text_pair_column: Texts[str | None] = None  # Column of second texts; default: that of the task or fine-tuning.
 
 
 @settings
 class LabelledSettings(PairSettings):
     """Labelled texts: one of the paper's tasks, files, or a data set of the hub."""
 
-    # A task of section 5.2 of the paper, from the hub or from data_dir; it sets columns and classes.
-    task: Texts[TaskName | None] = None
+    task: Texts[TaskName | None] = None  # A task of the paper, from the hub or data_dir; it sets columns and classes.
     # Folder with the task's original files, in it or in a subfolder named after the task.
     data_dir: Texts[Folder | None] = None
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of files.
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
-    # Column of the class, or of a list of classes (multi-label); default: the task's or that of the fine-tuning, else
-    # `label`.
+    # Column of the class, or of a list of classes (multi-label); default: that of the task or fine-tuning, or `label`.
     label_column: Texts[str | None] = None
-    # Separator of several classes in one string (multi-label); default: the string is one class.
-    label_separator: Texts[str | None] = None
+    label_separator: Texts[str | None] = None  # Separator of classes in a string (multi-label); default: one class.
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
     max_eval_samples: Texts[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
 
@@ -78,8 +73,7 @@ class DocumentSettings:
     """Documents of files."""
 
     text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    # How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText heading, else
-    # `file`.
+    # What a document of .txt files is; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
     document: Texts[Document] = "auto"
 
 
@@ -87,13 +81,11 @@ class DocumentSettings:
 class TrainingTextSettings:
     """Texts of a training, of which a part is held out for validation."""
 
-    # Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
-    # standard library.
+    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     train_file: Texts[list[File] | None] = None
-    # Validation files, folders or globs; default: a part of the training texts is held out.
-    validation_file: Texts[list[File] | None] = None
+    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.05  # Share of the training texts held out for validation.
-    # Folder of the cache of texts; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+    # Folder of the cache; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
     cache_dir: Texts[Folder | None] = None
 
 
@@ -104,8 +96,7 @@ class CorpusSettings(DocumentSettings, TrainingTextSettings):
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
     split_seed: Texts[Seed | None] = None  # Seed of the validation split; default: seed.
-    # Read and tokenise text during training, without a cache; default: only for hub data.
-    streaming: Texts[bool | None] = None
+    streaming: Texts[bool | None] = None  # Read text during training, without a cache; default: only for hub data.
 
 
 @settings
@@ -120,8 +111,7 @@ class ResumeSettings:
 class TrainingSettings(ResumeSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
-    # Folder for the model, checkpoints and results; default: a new folder below runs/.
-    output_dir: Output[Folder | None] = None
+    output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass.
     per_device_eval_batch_size: Evaluation[Count]  # Sequences per device and forward pass in evaluation.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
@@ -139,8 +129,7 @@ class TrainingSettings(ResumeSettings):
     bf16: Machine[Auto] = "auto"  # Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
     fp16: Machine[bool] = False  # Mixed precision with float16 and loss scaling, instead of bf16.
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
-    # Shard parameters, gradients and AdamW's moments over the processes (FSDP2); needs torchrun.
-    fully_shard: Machine[bool] = False
+    fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
     full_determinism: Machine[bool] = False  # Use deterministic kernels only; slower.
     use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
     dataloader_num_workers: Machine[CountOrZero] = 0  # Number of worker processes that prepare batches.
@@ -159,8 +148,7 @@ class OneModelTrainingSettings(TrainingSettings):
 
     # Learning rate after the warm-up: linear or cosine decay to 0, or constant.
     lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
-    # Resize a model of this package to this maximum sequence length before training, in tokens; default: no resizing.
-    resize_to: Model[int | None] = None
+    resize_to: Model[int | None] = None  # Resize a model of this package to this maximum length; default: no resizing.
     # How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
     # (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
     resize_mode: Model[ResizeMode] = "interpolate"
@@ -171,8 +159,7 @@ class OneModelTrainingSettings(TrainingSettings):
 class UpdateSettings(TrainingSettings):
     """A training that is planned in updates."""
 
-    # Share of the tokens to predict by a masked language model; of these 80 % become <mask>, 10 % a random token, 10 %
-    # stay.
+    # Share of tokens to predict; of these 80 % become <mask>, 10 % random ones.
     mlm_probability: Training[Share] = 0.15
     max_steps: Training[Count]  # Number of updates.
     warmup_steps: Training[CountOrZero]  # Updates of linear warm-up.
@@ -189,10 +176,8 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
     # Folder or hub id of a masked language model of this package to train further. Its architecture and tokenizer
     # replace `model` and `tokenizer`; default: a new model.
     from_model: Model[ModelName | None] = None
-    # Folder or hub id of an existing tokenizer; default: a byte-level BPE trained on the corpus.
-    tokenizer: Model[ModelName | None] = None
-    # Values of k: each update draws one, so that the model runs with any of them (`set_projected_dim`); default: only
-    # projected_dim.
+    tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
+    # Values of k of which each update draws one, for `set_projected_dim`; default: only projected_dim.
     elastic_projected_dims: Linear[list[int] | None] = None
     # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
     load_best_model_at_end: Evaluation[bool] = False
@@ -202,17 +187,13 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
 class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingSettings):
     """Fine-tune an encoder to classify texts (Table 2)."""
 
-    # Folder or hub id of an encoder: of this package, or any of transformers that can classify sequences.
-    model: Model[ModelName]
-    # Training files, folders or globs (.csv .tsv .jsonl .parquet).
-    train_file: Texts[list[File] | None] = None
-    # Validation files, folders or globs; default: a part of the training texts is held out.
-    validation_file: Texts[list[File] | None] = None
+    model: Model[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
+    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.1
     split_seed: Texts[Seed] = 0  # Seed of the validation split.
     max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
-    # Maximum input length in tokens, longer texts are truncated; default: the model's maximum.
-    max_length: Texts[int | None] = None
+    max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
     # `balanced` weights each class by its inverse frequency in the training texts.
     class_weight: Training[Literal["none", "balanced"]] = "none"
     label_smoothing_factor: Training[BelowOne] = 0.0  # Share of each target that is spread evenly over all classes.
@@ -224,31 +205,28 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
     warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
     eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
-    # Stop after this many evaluations without a better metric; default: no early stopping.
+    # Stop after so many evaluations without a better metric; default: never.
     early_stopping_patience: Evaluation[Count | None] = None
     # Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
-    # Seeds of the head's weights, the order and dropout; one training for each.
-    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])
+    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])  # Seeds; one training for each.
 
 
 @settings
 class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # Folder or hub id of an encoder: a masked language model, a text or token classifier, a question answering model,
-    # or an encoder without a head.
+    # Folder or hub id of an encoder, a masked language model, a text or token classifier, or a question answering
+    # model.
     teacher: Argument[ModelName]
     output_dir: Argument[Folder | None] = None
-    # Folder of an existing linear student to train further; default: the linearised teacher.
-    student: Model[Folder | None] = None
+    student: Model[Folder | None] = None  # Folder of a linear student to train on; default: the linearised teacher.
     # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in
     # PEFT's format, in addition to the model; needs `pip install linformer-kit[adapter]`.
     adapter: Adapter[bool] = False
     adapter_rank: Adapter[Count] = 16  # Rank r of the LoRA adapter.
-    # Hub id of the teacher, for the adapter's files; default: the name of the teacher.
-    base_model_name: Adapter[str | None] = None
+    base_model_name: Adapter[str | None] = None  # Hub id of the teacher, for the adapter's files; default: its name.
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
     # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
@@ -259,8 +237,7 @@ class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings,
     learning_rate: Training[Amount] = 3e-4
     weight_decay: Training[Amount] = 0.0
     max_steps: Training[Count] = 1200
-    # Updates of the first phase, which trains each layer separately on the inputs of the teacher's layer; default: a
-    # quarter of max_steps.
+    # Updates of the first phase, each layer on the inputs of the teacher's layer; default: a quarter of max_steps.
     layerwise_steps: Training[int | None] = None
     # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
     # has its own warm-up and decay to 0.
@@ -277,8 +254,7 @@ class ClassifierSettings:
 
     model: Argument[ModelName]  # Folder or hub id of a classifier.
     max_length: Texts[int | None] = None  # Maximum input length in tokens; default: that of the fine-tuning.
-    # Split longer texts into windows that overlap by this number of tokens, and average their probabilities; default:
-    # longer texts are truncated.
+    # Average over windows of longer texts that overlap by this number of tokens; default: longer texts are truncated.
     stride: Texts[int | None] = None
     threshold: Output[float] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts, or windows of longer texts, per forward pass.
@@ -290,8 +266,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
     split: Texts[str | None] = None  # Split of a data set of the hub; default: the task's, else validation.
-    # New folder for metrics, confusion matrix and the worst mistakes; default: only print.
-    output_dir: Output[Folder | None] = None
+    output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
 
 @settings
@@ -308,27 +283,23 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 class EmbedSettings(ResumeSettings):
     """Embed the texts of a file."""
 
-    # Folder or hub id of an encoder. Its files of sentence-transformers say what prompt, pooling and normalisation are;
-    # a plain encoder gets mean pooling.
+    # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
     model: Argument[ModelName]
     file: Argument[File]  # File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
     output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     # How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
     document: Texts[Document] = "auto"
-    # Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
+    # Tokens at which longer texts are truncated; default: as in the model's files.
     max_length: Texts[Count | None] = None
     # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
     # and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
     chunk_tokens: Texts[Count | None] = None
-    # Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
-    pieces: Texts[bool] = False
+    pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
-    # Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed precision
-    # and less exact.
+    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster than mixed precision and less exact.
     dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
-    # Mixed precision of float32 weights, faster and less exact; `auto` where the processor has bf16 instructions.
-    bf16: Machine[Auto] = "false"
+    bf16: Machine[Auto] = "false"  # Mixed precision; `auto` where the processor has bf16 instructions.
 
 
 @settings
@@ -357,14 +328,11 @@ class ConvertSettings(PretrainedSlotSettings):
     # attention interface.
     source: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    # Keep the model's class and replace only its attention; false: make a model of this package, which is faster.
-    in_place: Model[bool] = False
-    # With in_place: name, folder or hub id of an adapter of `linformer distill --adapter` to merge; it determines all
-    # settings of linear attention.
+    in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.
+    # With in_place: name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
     adapter: Adapter[Folder | None] = None
     attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
-    # Heads per layer, where a fairseq file does not contain their number.
-    num_attention_heads: Model[int | None] = None
+    num_attention_heads: Model[int | None] = None  # Heads per layer, where a fairseq file does not say it.
     # Name of a classification head of the fairseq file to convert instead of the masked language model's.
     classification_head: Model[str | None] = None
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
@@ -374,8 +342,7 @@ class ConvertSettings(PretrainedSlotSettings):
 class ExportSettings(PairSettings):
     """Export a model to ONNX, and check it against PyTorch."""
 
-    # Folder or hub id of an encoder of this package or of transformers, with or without a head.
-    model: Argument[ModelName]
+    model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
     out: Argument[Folder]  # New folder for the exported model and its tokenizer.
     int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
     # File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled for a classifier,
@@ -383,8 +350,7 @@ class ExportSettings(PairSettings):
     validation_file: Texts[File | None] = None
     label_column: Texts[str | None] = None  # Column of the class; default: that of the fine-tuning, else `label`.
     max_eval_samples: Texts[Count | None] = None  # Maximum number of texts to measure on; default: all.
-    # Measure the time of PyTorch and of the exported model, at 512 tokens and at the maximum length.
-    benchmark: Measurement[bool] = False
+    benchmark: Measurement[bool] = False  # Measure the time of PyTorch and ONNX, at 512 tokens and the longest.
 
 
 @settings
@@ -392,9 +358,8 @@ class BenchSettings:
     """Compare time and memory with a Transformer on this machine."""
 
     lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
-    # Values of k; all pairs with k < n are measured.
-    projected_dims: Measurement[list[int]] = field(default_factory=lambda: [128, 256])
-    # Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+    projected_dims: Measurement[list[int]] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
+    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
     tokens: Measurement[Count | None] = None
     repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder; fewer if they exceed 10 seconds.
     num_hidden_layers: Encoder[int] = 2  # Number of layers.
@@ -425,19 +390,14 @@ class SpectrumSettings(DocumentSettings):
     """Measure the singular values of attention (Fig 1); choose k."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
-    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python standard
-    # library.
+    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     text_file: Texts[list[File] | None] = None
     seq_len: Texts[int | None] = None  # n, tokens per sequence; default: 512, or the model's maximum.
     samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
     packing: Texts[bool] = True  # Join texts and cut them into sequences of n tokens; false: each text is one sequence.
-    # Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as in the
-    # paper.
-    at: Measurement[int | None] = None
     # Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`.
     choose: Measurement[bool] = False
-    # Choose the smallest k that keeps this share of the sum of the singular values in each layer; default: 0.9, without
-    # a budget.
+    # Choose the smallest k with this share of the sum of singular values in each layer; default: 0.9, without budget.
     energy: Measurement[float | None] = None
     # Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that has least.
     budget: Measurement[int | None] = None

@@ -58,12 +58,10 @@ class SlotSettings:
 class PretrainedSlotSettings(SlotSettings):
     """Slots for a pretrained encoder."""
 
-    # Layers to linearise in place, numbered from 0; the others keep full attention; default: all.
+    # Layers to linearise in place, from 0; others stay as they are; default: all.
     layers: Linear[list[int] | None] = None
-    # n, the maximum sequence length of the result in tokens; default: as before.
-    max_position_embeddings: Linear[Length | None] = None
-    # How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
-    resize_mode: Linear[ResizeMode] = "extend"
+    max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
+    resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
 
 
 @settings
@@ -81,8 +79,7 @@ class LinearizeSettings(PretrainedSlotSettings):
 class ModelSettings(SlotSettings):
     """The architecture: the fields of `LinformerConfig`."""
 
-    # Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
-    vocab_size: Encoder[Count] = 50265
+    vocab_size: Encoder[Count] = 50265  # Tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
     max_position_embeddings: Linear[Length] = 512  # n, the maximum sequence length in tokens.
     projected_dim: Linear[Dims] = 128
     sharing: Linear[Sharing] = "headwise"
@@ -91,8 +88,7 @@ class ModelSettings(SlotSettings):
     shorter_input: Linear[ShorterInput] = "prefix"
     sliding_window: Linear[Tokens] = 0
     global_tokens: Linear[Tokens] = 0
-    # Kind of attention: `linformer`, or `full`, the Transformer of equal size to compare with.
-    attention: Linear[Attention] = "linformer"
+    attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
     # Whether the biases of keys and values are added before E and F, or after them as in fairseq.
     bias_order: Linear[BiasOrder] = "before_projection"
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
@@ -102,13 +98,11 @@ class ModelSettings(SlotSettings):
     hidden_act: Encoder[str] = "gelu"  # Activation of the feed-forward layer.
     hidden_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout after embeddings, attention and feed-forward.
     attention_probs_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout on the attention probabilities.
-    # Dropout in the classification heads; default: hidden_dropout_prob.
+    # Dropout in classification heads; default: hidden_dropout_prob.
     classifier_dropout: Encoder[BelowOne | None] = None
     type_vocab_size: Encoder[CountOrZero] = 0  # Number of token types; 0: no token types.
-    # Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
-    position_offset: Encoder[CountOrZero] = 0
-    # Standard deviation of the initial embeddings and linear layers, except E and F.
-    initializer_range: Encoder[Positive] = 0.02
+    position_offset: Encoder[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
+    initializer_range: Encoder[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
     # Initialisation of the linear layers except the output layer of the masked-language-model head: `normal` with
     # standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow
     # models need (reproduce/LOG.md).
@@ -123,5 +117,4 @@ class ModelSettings(SlotSettings):
     pad_token_id: Encoder[CountOrZero | None] = 1  # Id of the padding token.
     bos_token_id: Encoder[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
     eos_token_id: Encoder[CountOrZero | None] = 2  # Id of the token at the end of a document.
-    # Tie the weights of the masked-language-model head to the word embeddings.
-    tie_word_embeddings: Encoder[bool] = True
+    tie_word_embeddings: Encoder[bool] = True  # Tie the masked-language-model head to the word embeddings.
