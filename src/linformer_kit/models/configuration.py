@@ -42,7 +42,8 @@ _FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):
-    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`.
+    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`;
+    `linformer pretrain --help` says what each does.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
 

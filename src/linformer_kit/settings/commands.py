@@ -405,12 +405,8 @@ class SpectrumSettings(DocumentSettings):
 
 
 def check_model_is_kept(model: str | None, output_dir: str | None) -> None:
-    """Raise an error if the output folder holds the model that a training starts from: `overwrite` would remove it.
-
-    Raises:
-        InputError: if it does.
-    """
-    if model is not None and output_dir is not None and is_local_path(model):
-        source, folder = Path(model).resolve(), Path(output_dir).resolve()
-        if source == folder or folder in source.parents:
-            raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")
+    """Raise an `InputError` if the output folder, which `overwrite` removes, holds the model that a training needs."""
+    if model is None or output_dir is None or not is_local_path(model):
+        return
+    if Path(model).resolve().is_relative_to(Path(output_dir).resolve()):
+        raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")
