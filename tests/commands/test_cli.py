@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -164,8 +163,3 @@ def test_print_config_names_every_setting(capsys):
         main(["pretrain", "--seed", "7", "--print_config"])
     assert exit_.value.code == 0
     assert "seed: 7\n" in capsys.readouterr().out
-
-
-def test_python_m_is_the_command():
-    result = subprocess.run([sys.executable, "-m", "linformer_kit", "--version"], capture_output=True, text=True)
-    assert result.returncode == 0 and result.stdout.strip().endswith("0.1.0")
