@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -99,7 +99,6 @@ def assert_equals_reference(case: Case) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * theirs.abs().max().clamp(min=1).item())
 
 
-@settings(max_examples=200)
 @given(cases())
 def test_equals_the_plain_reference(case):
     assert_equals_reference(case)
@@ -192,25 +191,10 @@ def test_a_sequence_of_nothing_but_padding_stays_finite(case):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@given(cases())
-def test_the_state_dict_is_whole(case):
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_the_state_dict_is_whole(name):
     """Another layer of the same sizes gives the same output after loading: the fixed random matrix is saved too."""
-    projection = case.layer.projection
-    other = LinformerAttention(
-        case.layer.embed_dim,
-        case.layer.num_heads,
-        projection.seq_len,
-        list(projection.head_dims),
-        projection=next(name for name, kind in PROJECTIONS.items() if type(projection) is kind),
-        sharing=projection.sharing,
-        shorter_input=projection.shorter_input,
-        bias=case.layer.q_proj.bias is not None,
-        bias_order=case.layer.bias_order,
-        sliding_window=case.layer.sliding_window,
-        global_tokens=case.layer.global_tokens,
-    ).double()
-    other.load_state_dict(case.layer.state_dict())
-    outputs = [
-        layer(case.inputs, case.inputs, case.inputs, case.padding)[0][case.real] for layer in (case.layer, other)
-    ]
-    assert torch.equal(*outputs)
+    first, other = (LinformerAttention(6, 2, 29, 7, projection=name) for _ in range(2))
+    other.load_state_dict(randomise(first).state_dict())
+    x = torch.randn(3, 23, 6)
+    assert torch.equal(first(x, x, x)[0], other(x, x, x)[0])

@@ -17,8 +17,6 @@ from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
 from linformer_kit.operator.kernels import Processor
 
-_STATUS = Path("/proc/self/status")
-
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Machine, versions and commit, to record with results."""
@@ -47,8 +45,9 @@ def versions() -> dict[str, str]:
 
 def status_bytes(name: str) -> int | None:
     """A memory value of this process from /proc/self/status, by its name in proc(5), in bytes; None if not on Linux."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text() if _STATUS.exists() else "", flags=re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    status = Path("/proc/self/status")
+    size = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text() if status.exists() else "", re.MULTILINE)
+    return int(size[1]) * 1024 if size else None
 
 
 def best_device() -> torch.device:
@@ -66,14 +65,12 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
         fp16: Whether weights or products are in float16, which cannot be mixed with bfloat16.
 
     Raises:
-        InputError: for true with weights in float16; training rejects both settings earlier.
+        InputError: for true with weights in float16.
     """
     if fp16 and asked == "true":
         raise InputError("bf16: expected auto or false with weights in float16, got true")
-    if asked != "auto":
+    if asked != "auto" or fp16:
         return asked == "true"
-    if fp16:
-        return False
     if on_cpu:
         here = Processor.here()
         return bool(here.capabilities) and here.has_instructions(torch.bfloat16)
@@ -83,23 +80,16 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
 def _processor() -> str:
     """Model name of the processor and, on Linux, its family, since generations may share a name."""
     information = Path("/proc/cpuinfo")
-    if not information.exists():
-        return platform.processor() or platform.machine()
-    fields = dict(re.findall(r"^([^\t:]+)\t*: (.*)$", information.read_text().partition("\n\n")[0], re.MULTILINE))
-    name = fields.get("model name", platform.machine())
+    lines = information.read_text().partition("\n\n")[0] if information.exists() else ""
+    fields = dict(re.findall(r"^([^\t:]+)\t*: (.*)$", lines, re.MULTILINE))
+    name = fields.get("model name") or platform.processor() or platform.machine()
     return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
 
 
 def _commit() -> str | None:
     """The git commit of the package, with `+` appended if files have changed; None outside a git checkout."""
-    folder = Path(__file__).parent
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        commit = _git("rev-parse", "--short=12", "HEAD", cwd=folder)
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", str(folder), cwd=folder)
+        return subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if changed else "")
-
-
-def _git(*arguments: str, cwd: Path) -> str:
-    return subprocess.run(["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()

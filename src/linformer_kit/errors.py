@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 PROCESS_KILLED = "a process was killed, most likely because memory ran out"
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|tried to allocate|(?:can't|cannot|failed to) allocate memory|ALLOC_FAILED", re.IGNORECASE
 )
-_ALLOCATION = re.compile(r"tried to allocate ([\d.]+) ?(\w+)", re.IGNORECASE)
 _KILLED = re.compile(r"terminated abruptly|DataLoader worker \(pid.* (?:killed by signal|exited unexpectedly)")
 # Full or failing disks, and limits of the operating system.
 _SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
@@ -40,13 +37,9 @@ class Stopped(KeyboardInterrupt):
         exit_code: 128 plus the number of the signal, as in a shell.
     """
 
-    def __init__(self, message: str, *, signal: int) -> None:
+    def __init__(self, message: str, *, signal: int = 2) -> None:  # pickle gives none, and sets the attribute
         super().__init__(message)
         self.exit_code = 128 + signal
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, which passes exceptions between processes."""
-        return functools.partial(Stopped, signal=self.exit_code - 128), self.args
 
 
 class OutOfMemoryError(MemoryError):
@@ -74,13 +67,9 @@ def machine_failure(error: BaseException) -> str | None:
     if isinstance(error, (OutOfMemoryError, MachineError)):
         return str(error)
     if out_of_memory(error):
-        message = str(error)
-        if _KILLED.search(message):
+        if _KILLED.search(str(error)):
             return PROCESS_KILLED
-        found = _ALLOCATION.search(message)
-        if found:
-            return f"memory ran out: {_readable_size(*found.groups())} could not be allocated"
-        return "memory ran out" + (f": {error_text(error)}" if message else "")
+        return "memory ran out" + (f": {error_text(error)}" if str(error) else "")
     if _error_number(error) not in _SYSTEM_ERRORS:
         return None
     name = getattr(error, "filename", None)
@@ -106,12 +95,8 @@ def error_text(error: BaseException) -> str:
 def _error_number(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = _RUST_OS.search(str(error)) if isinstance(error, Exception) and not isinstance(error, ValueError) else None
-    return int(found[1]) if found else None
-
-
-def _readable_size(number: str, unit: str) -> str:
-    return f"{int(number) / 2**30:,.2f} GiB" if unit == "bytes" else f"{number} {unit}"
+    number = _RUST_OS.search(str(error)) if isinstance(error, Exception) and not isinstance(error, ValueError) else None
+    return int(number[1]) if number else None
 
 
 @contextmanager
@@ -145,12 +130,9 @@ def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def renamed(name: str, own: str) -> Iterator[None]:
-    """Rename the setting at the start of an `InputError` from `name` to `own`."""
+def renamed(name: str, setting: str) -> Iterator[None]:
+    """Name another setting at the start of an `InputError` that starts with `name`."""
     try:
         yield
     except InputError as error:
-        message = str(error)
-        if not message.startswith(f"{name}:"):
-            raise
-        raise InputError(own + message[len(name) :]) from None
+        raise InputError(re.sub(f"^{name}:", f"{setting}:", str(error))) from None

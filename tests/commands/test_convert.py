@@ -42,8 +42,6 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
-    main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
-    assert len(capsys.readouterr().out.splitlines()) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
 
@@ -54,8 +52,6 @@ def test_a_transformer_of_this_package(tmp_path, capsys):
     arguments = ["--projected_dim", "7", "--max_position_embeddings", "62", "--resize_mode", "interpolate"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
     assert "n 62, k 7" in capsys.readouterr().out
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
-    assert model(torch.full((1, 62), 5)).logits.isfinite().all()
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 62
     assert damage(tmp_path / "ours") is None
 
@@ -71,8 +67,6 @@ def test_a_fairseq_file(tmp_path, capsys):
     tokens = torch.randint(5, official.VOCAB, (2, 13))
     expected = official.masked_lm_logits(content["model"], tokens)
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
-    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "without")])
-    assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -82,14 +76,9 @@ def test_a_fairseq_file(tmp_path, capsys):
         (["NOWHERE", "OUT"], "source: expected a folder, got"),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
-            ["SOURCE", "OUT", "--projected_dim", "99"],
-            "projected_dim: expected 1 to 37 (max_position_embeddings), got 99",
-        ),
-        (
             ["FILE", "OUT", "--sharing", "none"],
             "sharing: expected none for a fairseq file, which determines it, got 'none'",
         ),
-        (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
         (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
         (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
@@ -210,13 +199,10 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
         main(["convert", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), "--in_place", *options])
         advice = f"convert with `--adapter {name}`, which ships for this model, or run `linformer distill`"
         assert advice in capsys.readouterr().out
-    for kind in ("RobertaModel", "BertForMaskedLM"):  # another type, and other weights
-        source(kind, tmp_path / kind)
-        if kind.startswith("Bert"):
-            torch.nn.init.zeros_((model := AutoModel.from_pretrained(tmp_path / kind)).embeddings.LayerNorm.bias)
-            model.save_pretrained(tmp_path / kind)
-        main(["convert", str(tmp_path / kind), str(tmp_path / f"linear-{kind}"), "--in_place"])
-        assert "--adapter" not in capsys.readouterr().out
+    torch.nn.init.ones_(theirs.embeddings.LayerNorm.bias)  # other weights
+    theirs.save_pretrained(tmp_path / "others")
+    main(["convert", str(tmp_path / "others"), str(tmp_path / "linear"), "--in_place"])
+    assert "--adapter" not in capsys.readouterr().out
 
 
 def test_refused_in_place(tmp_path, capsys):

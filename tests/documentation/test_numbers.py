@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_results(name):
 
 
 def test_numbers_of_recipes_stand_in_a_result():
-    for path in sorted(RECIPES.rglob("*.yaml")):
+    for path in RECIPES.values():
         comments = [line.removeprefix("#") for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
         links = "".join(
             f"[x](../benchmarks/{name})" for name in re.findall(r"benchmarks/(\S+\.json)", "".join(comments))

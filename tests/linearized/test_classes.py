@@ -239,7 +239,9 @@ def test_no_model_of_a_bare_configuration(model):
             {"projected_dim": [[7, 7, 7], [5, 5, 5], [3, 4]]},
             "projected_dim: expected one number for each of 3 heads, got 2",
         ),
+        ({"sharing": "all"}, "sharing: expected 'none', .*, got all"),
         ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
+        ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected 'extend' or 'interp"),
     ],
 )
 def test_refused_settings_change_nothing(options, message):

@@ -10,7 +10,7 @@ import torch
 
 import linformer_kit as lk
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.settings.distillation import LinearizeSettings
+from linformer_kit.settings import LinearizeSettings
 from tests.conftest import values_of
 from tests.families import FAMILIES, build, example
 

@@ -35,8 +35,13 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
             {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
             "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",
         ),
+        ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
-        ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
+        ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
+        (
+            {"max_position_embeddings": 10**12},
+            "max_position_embeddings: expected less than or equal to 16777216, got 1000000000000",
+        ),
         ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
         (
             {"projected_dims": 64},

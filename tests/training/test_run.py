@@ -27,7 +27,7 @@ def opened(folder, **fields: object) -> Run:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rate": -1.0}, "learning_rate: expected 0 or more, got -1.0"),
+        ({"learning_rate": -1.0}, "learning_rate: expected greater than or equal to 0, got -1.0"),
         ({"report_to": "nope"}, "report_to: expected "),
         ({"fully_shard": True}, "fully_shard: expected several processes, as torchrun starts them, got one"),
         ({"resume": True, "output_dir": None}, "resume: expected an output_dir to resume in, got none"),

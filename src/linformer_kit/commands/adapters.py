@@ -1,7 +1,5 @@
 """`linformer adapters`."""
 
-from __future__ import annotations
-
 from linformer_kit.files.manifest import read_json
 from linformer_kit.linearized.adapter import ABOUT, adapter_folder, shipped_adapters
 from linformer_kit.models.card import CARD
@@ -19,24 +17,11 @@ def main(settings: AdaptersSettings) -> None:
     rows = []
     for name, folder in shipped_adapters().items():
         about = read_json(folder / ABOUT)
-        base, made = about["base_model"], about["distillation"]
-        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-        cosine = f"{made['curve']['cosine'][-1][1]:.3f}"
-        student = made["student"]
-        rows.append(
-            [
-                name,
-                base["name"],
-                base["license"],
-                f"{student['seq_len']:,}",
-                str(student["projected_dim"]),
-                cosine,
-                f"{size:.1f}",
-            ]
-        )
-    if not rows:
-        print("This version ships no adapters; `linformer distill --adapter` makes one.")
-        return
+        base, student = about["base_model"], about["distillation"]["student"]
+        cosine = about["distillation"]["curve"]["cosine"][-1][1]
+        sizes = f"{student['seq_len']:,}", str(student["projected_dim"])
+        megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        rows.append([name, base["name"], base["license"], *sizes, f"{cosine:.3f}", f"{megabytes:.1f}"])
     print("\n".join(table(_COLUMNS, rows)))
     compared = "similarity of the embeddings of the adapted model to those of the base model, mean over held-out texts"
     print(f"\nCosine: {compared}.\nIn Python:")

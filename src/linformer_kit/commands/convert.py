@@ -1,7 +1,5 @@
 """`linformer convert`."""
 
-from __future__ import annotations
-
 from transformers import PreTrainedModel
 
 from linformer_kit.interop.convert import convert
@@ -34,20 +32,14 @@ def main(settings: ConvertSettings) -> None:
 
 def _described(model: PreTrainedModel) -> tuple[str, str | None]:
     """Sizes as text, and the projection if there is one."""
-    config = model.config
+    config = model.config.to_dict()
     if isinstance(model, LinearizedModel):
-        linear = config.linformer
-        longest, slots, sharing, projection = (
-            linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection")
-        )
-        more = {name: linear[name] for name in EXACT}
-        if full := linear["full_layers"]:
-            more["full_layers"] = len(full)
-    elif config.attention == "full":
-        return f"n {config.max_position_embeddings:,}, full attention", None
+        slots = config["linformer"]
+    elif config["attention"] == "full":
+        return f"n {config['max_position_embeddings']:,}, full attention", None
     else:
-        longest, slots = config.max_position_embeddings, config.projected_dim
-        sharing, projection = config.sharing, config.projection
-        more = {name: getattr(config, name) for name in EXACT}
+        slots = config | {"seq_len": config["max_position_embeddings"], "full_layers": []}
+    more = {name: slots[name] for name in EXACT} | {"full_layers": len(slots["full_layers"])}
     beside = "".join(f", {name} {value}" for name, value in more.items() if value)
-    return f"n {longest:,}, k {slots}, sharing {sharing}{beside}", projection
+    shape = f"n {slots['seq_len']:,}, k {slots['projected_dim']}, sharing {slots['sharing']}{beside}"
+    return shape, slots["projection"]

@@ -1,7 +1,5 @@
 """`linformer distill`."""
 
-from __future__ import annotations
-
 from accelerate import PartialState
 
 from linformer_kit.report.distillation import distill_markdown

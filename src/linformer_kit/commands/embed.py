@@ -1,7 +1,5 @@
 """`linformer embed`."""
 
-from __future__ import annotations
-
 import sys
 
 from linformer_kit.inference.embed import embed

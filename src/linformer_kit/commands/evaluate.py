@@ -1,7 +1,5 @@
 """`linformer evaluate`."""
 
-from __future__ import annotations
-
 from linformer_kit.inference.evaluate import evaluate
 from linformer_kit.report.classification import evaluation_markdown
 from linformer_kit.settings import EvaluateSettings

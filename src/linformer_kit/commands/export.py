@@ -1,7 +1,5 @@
 """`linformer export`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`linformer fill-mask`."""
 
-from __future__ import annotations
-
 import json
 
 from linformer_kit.inference.fill_mask import fill_mask

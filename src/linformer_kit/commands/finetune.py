@@ -1,7 +1,5 @@
 """`linformer finetune`."""
 
-from __future__ import annotations
-
 from accelerate import PartialState
 
 from linformer_kit.report.classification import finetune_markdown

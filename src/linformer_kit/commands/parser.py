@@ -5,25 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import shutil
-import textwrap
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from types import NoneType
+from typing import Any, NoReturn
 
 import yaml
 
 from linformer_kit._version import __version__
 from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import GROUPS, Setting, meant, settings_of
+from linformer_kit.settings.declare import TITLES, Setting, meant, settings_of
 from linformer_kit.settings.files import read_yaml, spelled
 
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
 _TRUTH_VALUES = ("true", "false", "yes", "no")
-_KINDS = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "TEXT"}
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -40,37 +41,35 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         _overview().parse_known_args([name])  # ends after --help and --version
         raise InputError(f"expected a command, got {name}{meant(name, COMMANDS)}; `linformer --help` lists them")
     command = COMMANDS[name]
-    first = _Parser(add_help=False, allow_abbrev=False)
+    settings = {setting.name: setting for setting in settings_of(command.settings)}
+    words = list(_normalised(arguments[1:], settings))
+    first = _Parser()
     _add_files(first, command)
-    files, _ = first.parse_known_args(arguments[1:])
+    files, _ = first.parse_known_args(words)
     layers = [read_yaml(Path(path).expanduser()) for path in files.config]
     if command.recipe:
-        named = [layer.pop("recipe") for layer in layers if "recipe" in layer]
-        recipe = [command.recipe, *named, *filter(None, [files.recipe])][-1]
-        layers.insert(0, read_yaml(_recipe_file(recipe)))
-    settings = {setting.name: setting for setting in settings_of(command.settings)}
+        layers.insert(0, read_yaml(_recipe_file(files.recipe)))
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
-    parsed, unknown = parser.parse_known_args(_with_truth_values(arguments[1:], settings))
+    parsed, unknown = parser.parse_known_args(words)
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
-    given = {each: value for each, value in vars(parsed).items() if each in settings}
-    layers.append({each: _value(value, settings[each]) for each, value in given.items()})
-    made = command.settings(**_merged(layers))
+    layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
+    values = command.settings(**_merged(layers))
     if parsed.print_config:
-        print(yaml.safe_dump(dataclasses.asdict(made), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="", flush=True)
         raise SystemExit(0)
-    return name, made
+    return name, values
 
 
-def _with_truth_values(arguments: Sequence[str], settings: Mapping[str, Setting]) -> list[str]:
-    """The arguments with `=true` behind flags, unless a truth value follows: the next word may be a positional."""
-    words = []
+def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[str]:
+    """The arguments with `_` for `-` in names, and `=true` behind flags: the next word may be a positional."""
     for word, following in itertools.pairwise([*arguments, ""]):
-        setting = settings.get(word[2:].replace("-", "_")) if word.startswith("--") else None
-        is_flag = setting is not None and bool in setting.types and following.lower() not in _TRUTH_VALUES
-        words.append(f"{word}=true" if is_flag else word)
-    return words
+        name, equals, value = word.partition("=")
+        setting = settings.get(name[2:].replace("-", "_")) if word.startswith("--") else None
+        is_flag = setting and bool in setting.kinds and not equals and following.lower() not in _TRUTH_VALUES
+        known = f"--{setting.name}{equals}{value}" if setting else word
+        yield f"{known}=true" if is_flag else known
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -79,21 +78,24 @@ def _overview() -> argparse.ArgumentParser:
     for topic, commands in itertools.groupby(COMMANDS.items(), key=lambda item: item[1].topic):
         lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {command.summary}" for name, command in commands)]
     end = "`linformer COMMAND --help` shows the settings of a command, with examples."
-    usage = "linformer COMMAND [options]"
-    parser = _Parser(usage=usage, description="\n".join(lines), epilog=end, formatter_class=_Help, add_help=False)
+    parser = _Parser("linformer COMMAND [options]", "\n".join(lines), end)
+    version = _add_general(parser).add_argument
+    version("--version", action="version", version=__version__, help="Print the version and exit.")
+    return parser
+
+
+def _add_general(parser: argparse.ArgumentParser) -> Any:
+    """Add the group of arguments of any command."""
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-    general.add_argument("--version", action="version", version=__version__, help="Print the version and exit.")
-    return parser
+    return general
 
 
 def _add_files(parser: Any, command: Command) -> None:
     """Add the arguments that name files of settings."""
     if command.recipe:
-        text = (
-            f"Recipe, see below, or a YAML file of settings; other arguments override it. [default: {command.recipe}]"
-        )
-        parser.add_argument("--recipe", metavar="NAME", help=text)
+        text = f"One of {', '.join(RECIPES)}, or a YAML file; other settings override it. [default: {command.recipe}]"
+        parser.add_argument("--recipe", metavar="RECIPE", default=command.recipe, help=text)
     text = "YAML file of settings; may be repeated."
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
 
@@ -102,44 +104,36 @@ def _command_parser(
     name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
     """The parser of a command: its settings by group; only what is given on the command line comes out of it."""
-    needed = [f"--{each.name} {_metavar(each)}" for each in settings.values() if each.is_needed and not command.recipe]
-    positionals = [each.upper() for each in command.positionals]
-    words = [*positionals, *(each for each in needed if each.split()[0][2:] not in command.positionals), "[options]"]
-    parser = _Parser(
-        usage=f"linformer {name} {' '.join(words)}",
-        description=f"{command.summary}.",
-        epilog=_epilog(name, command),
-        formatter_class=_Help,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    arguments = parser.add_argument_group("Arguments")
-    for positional in command.positionals:
-        arguments.add_argument(positional, metavar=positional.upper(), help=settings[positional].sentence)
-    general = parser.add_argument_group("General")
-    general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    positionals = [each for each in settings.values() if each.group == TITLES[0]]
+    positionals.sort(key=lambda each: not each.is_needed)
+    needed = [each for each in settings.values() if each.is_needed and not command.recipe and each not in positionals]
+    words = [each.name.upper() for each in positionals] + [f"--{each.name} {each.metavar}" for each in needed]
+    usage = f"linformer {name} {' '.join([*words, '[options]'])}"
+    parser = _Parser(usage, f"{command.summary}.", f"Example:\n  linformer {name} {command.example}".rstrip())
+    for title in TITLES:
+        group = parser.add_argument_group(title)  # shown only with settings
+        for setting in (each for each in settings.values() if each.group == title and each not in positionals):
+            _add_option(group, setting, _help(setting, recipe))
+        for each in positionals if title == TITLES[0] else ():
+            group.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
+    general = _add_general(parser)
     _add_files(general, command)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
-    for title in (get_args(group)[1].title for group in GROUPS):
-        group = parser.add_argument_group(title)  # shown only with settings
-        for setting in settings.values():
-            if setting.group == title and setting.name not in command.positionals:
-                _add_option(group, setting, _help(setting, recipe))
     return parser
 
 
 def _add_option(group: Any, setting: Setting, text: str) -> None:
-    names = [*dict.fromkeys((f"--{setting.name}", f"--{setting.name.replace('_', '-')}"))]
-    metavar = _metavar(setting)
-    if len(names[0]) + len(metavar) > _WIDEST:
+    metavar = setting.metavar
+    if len(setting.name) + len(metavar) > _WIDEST:
         metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
-    options: dict[str, Any] = {"metavar": metavar}
-    if bool in setting.types:
-        options |= {"nargs": "?", "const": "true"}
-    elif any(get_origin(kind) is list for kind in setting.types):
-        options |= {"nargs": "+"}
-    group.add_argument(*names, default=argparse.SUPPRESS, help=text, **options)
+    options: dict[str, Any] = {}
+    if bool in setting.kinds:
+        options = {"nargs": "?", "const": "true"}
+    elif list in setting.kinds:
+        options = {"nargs": "+"}
+    text = text.replace("%", "%%")  # argparse takes it as a format
+    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, help=text, **options)
 
 
 def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
@@ -151,28 +145,16 @@ def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
     return setting.sentence + (f" [default: {setting.default}]" if setting.default else "")
 
 
-def _metavar(setting: Setting) -> str:
-    """The kind of the values of a setting: INT, {a,b} for choices."""
-    if setting.shown:
-        return setting.shown
-    item = setting.types[0]
-    if get_origin(item) is list:
-        item = get_args(item)[0]
-        item = get_args(item)[0] if get_origin(item) is Annotated else item
-    return f"{{{','.join(get_args(item))}}}" if get_origin(item) is Literal else _KINDS.get(item, "YAML")
-
-
 def _value(given: Any, setting: Setting) -> Any:
     """What was given on the command line as YAML would have it: a list as `[a, b]` or as words, null."""
-    if given == "null" or given == ["null"]:
-        return None if setting.is_optional else given
-    if not isinstance(given, list):
+    if given in ("null", ["null"]) and NoneType in setting.kinds:
+        return None
+    if not isinstance(given, list) or len(given) > 1:
         return given
-    if len(given) == 1 and given[0].startswith("[") and given[0].endswith("]"):
+    if given[0].startswith("[") and given[0].endswith("]"):
         with contextlib.suppress(yaml.YAMLError):
             return yaml.safe_load(given[0])
-    is_list = all(get_origin(kind) is list for kind in setting.types)
-    return given if is_list or len(given) > 1 else given[0]
+    return given if setting.kinds <= {list, NoneType} else given[0]
 
 
 def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -191,59 +173,25 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    built_in = RECIPES / f"{name}.yaml"
-    path = built_in if built_in.exists() else Path(name).expanduser()
+    path = RECIPES.get(name, Path(name).expanduser())
     if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in RECIPES.glob("*.yaml")))
-        raise InputError(f"recipe: expected one of {known} or a YAML file, got {name!r}")
+        raise InputError(f"recipe: expected one of {', '.join(RECIPES)} or a YAML file, got {name!r}")
     return path
 
 
-def _epilog(name: str, command: Command) -> str:
-    """The recipes to choose from, and examples."""
-    lines = ["Recipes:"] if command.recipe else []
-    for path in sorted(RECIPES.glob("*.yaml")) if command.recipe else ():
-        lines += textwrap.wrap(f"  {path.stem:{_WIDTH}}  {_title(path)}", _width(), subsequent_indent=" " * 8)
-    return "\n".join(
-        [*lines, *([""] if lines else []), "Examples:", *(f"  {line}" for line in example_lines(name, command))]
-    )
-
-
-def example_lines(name: str, command: Command) -> list[str]:
-    """The examples of a command as command lines."""
-    return [f"linformer {name} {words}".rstrip() for words in command.examples]
-
-
-def _title(recipe: Path) -> str:
-    """The first sentence in the header of a recipe, `# NAME: SENTENCE.`."""
-    with recipe.open(encoding="utf-8") as lines:
-        return next(lines).partition(": ")[2].strip().partition(". ")[0].rstrip(".")
-
-
-def _width() -> int:
-    """Characters of a line of help: longer ones are hard to read."""
-    return min(shutil.get_terminal_size().columns, 120) - 2
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Names of settings as in files of settings, without their other spelling, in the width of the terminal."""
-
-    def __init__(self, prog: str) -> None:
-        width = _width()
-        super().__init__(prog, max_help_position=8 if width < 100 else width * 3 // 10, width=width)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = "" if action.nargs == "?" else f"{action.metavar}{' ...' if action.nargs == '+' else ''}"
-        return f"{action.option_strings[0]} {value}".rstrip()
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        return action.help or ""  # not as a format: sentences contain `%`
-
-
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises wrong usage as an `InputError`."""
+    """A parser that raises wrong usage as an `InputError`; its help is at most 120 characters wide, to be read."""
+
+    def __init__(self, usage: str = "", description: str = "", epilog: str = "") -> None:
+        width = min(shutil.get_terminal_size().columns, 120) - 2
+        style = functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=8 if width < 100 else width * 3 // 10, width=width
+        )
+        super().__init__(None, usage, description, epilog, formatter_class=style, allow_abbrev=False, add_help=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # here, where errors are reported
+        super().exit(status, message)

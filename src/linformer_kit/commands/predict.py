@@ -1,7 +1,5 @@
 """`linformer predict`."""
 
-from __future__ import annotations
-
 import sys
 
 from linformer_kit.inference.predict import predict

@@ -1,7 +1,5 @@
 """`linformer pretrain`."""
 
-from __future__ import annotations
-
 from accelerate import PartialState
 from transformers import AutoTokenizer
 

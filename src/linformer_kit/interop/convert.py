@@ -34,17 +34,13 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.positions import longest_input
-from linformer_kit.settings import ConvertSettings, LinearizeSettings, ResizeMode
+from linformer_kit.settings import ConvertSettings, LinearizeSettings, ResizeMode, SlotSettings
 
 _KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")
+_OF_SLOTS = tuple(field.name for field in dataclasses.fields(SlotSettings))
 # Fields that say nothing in a model with full attention, so its values do not count.
-_SLOT_FIELDS = (
-    *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
-    *("bias_order", "sliding_window", "global_tokens"),
-)
-_SETTINGS = {field.name for field in dataclasses.fields(ConvertSettings)}
-_OF_SLOTS = tuple(name for name in _SLOT_FIELDS if name in _SETTINGS)
+_SLOT_FIELDS = (*_OF_SLOTS, "bias_order")
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
 _IF_THERE: dict[str, Any] = {

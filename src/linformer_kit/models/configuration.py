@@ -6,28 +6,17 @@ import dataclasses
 import difflib
 import functools
 import logging
-import math
 import os
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.checks import LONGEST, check_count
-from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
+from linformer_kit.operator.projections import PROJECTIONS, largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.settings import (
-    Attention,
-    BiasOrder,
-    LinearInitializer,
-    ModelSettings,
-    Projection,
-    ProjectionInitializer,
-    Sharing,
-    ShorterInput,
-)
+from linformer_kit.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -49,29 +38,13 @@ _TRANSFORMERS_FIELDS = frozenset(
         "use_cache",  # transformers' Trainer writes it into every configuration
     )
 )
-_POSITIVE = (
-    "vocab_size",
-    "max_position_embeddings",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
-_PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-_CHOICES = {
-    "sharing": Sharing,
-    "projection": Projection,
-    "projection_initializer": ProjectionInitializer,
-    "shorter_input": ShorterInput,
-    "attention": Attention,
-    "bias_order": BiasOrder,
-    "linear_initializer": LinearInitializer,
-}
+_PROBLEMS = (None, "regression", "single_label_classification", "multi_label_classification")
+_FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):
-    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`.
+    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`;
+    `linformer pretrain --help` says what each does.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
 
@@ -159,7 +132,7 @@ def _refuse_unknown(fields: Iterable[str]) -> None:
 
 
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(ModelSettings)], 1, 0.8)
+    close = difflib.get_close_matches(name, _FIELDS, 1, 0.8)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -171,37 +144,17 @@ def warn_of_unknown(names: frozenset[str]) -> None:
 
 
 def _check_fields(config: LinformerConfig) -> None:
-    for name in _POSITIVE:
-        _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
-    longest = config.max_position_embeddings
-    _require(longest <= LONGEST, "max_position_embeddings", f"at most {LONGEST:,}", longest)
-    for name in ("type_vocab_size", "position_offset", "local_convolution"):
-        _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
-    for name in ("sliding_window", "global_tokens"):
-        check_count(name, getattr(config, name))
+    """Check fields by the limits in `ModelSettings`, which also converts values such as "12", then contradictions."""
+    checked = ModelSettings(**{name: getattr(config, name) for name in _FIELDS})
+    for name, value in vars(checked).items():
+        setattr(config, name, value)
+    _require(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
-    for name in _PROBABILITIES:
-        value = getattr(config, name)
-        if value is not None or name != "classifier_dropout":
-            _require(_is_number(value) and 0 <= value < 1, name, "a number from 0 up to but not 1", value)
-    for name in ("initializer_range", "layer_norm_eps"):
-        finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
-        _require(finite, name, "a positive number", value)
-    for name in ("tie_word_embeddings", "pooler", "norm_first"):
-        _require(isinstance(value := getattr(config, name), bool), name, "True or False", value)
-    for name, literal in _CHOICES.items():
-        choices = get_args(literal)
-        _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)
-    problem = config.problem_type
-    _require(problem in (None, *_PROBLEMS), "problem_type", f"one of {', '.join(_PROBLEMS)}", problem)
-    known = isinstance(config.hidden_act, str) and config.hidden_act in ACT2FN
-    _require(known, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        value = getattr(config, name)
-        if value is not None:
-            allowed = is_integer(value) and 0 <= value < config.vocab_size
-            _require(allowed, name, f"a token id under vocab_size {config.vocab_size}", value)
+        known = f"a token id under vocab_size {config.vocab_size}"
+        _require((getattr(config, name) or 0) < config.vocab_size, name, known, getattr(config, name))
     _require(
         config.hidden_size % config.num_attention_heads == 0,
         "num_attention_heads",
@@ -227,10 +180,6 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
         kernel = f"a kernel of {config.projection}, since its size depends on k"
         expected = f"the same k in all layers and heads that share {kernel}"
         _require(all(len(set(dims)) == 1 for dims in sharing), "projected_dim", expected, projected_dim)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _require(condition: bool, name: str, expected: str, got: Any) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from linformer_kit.errors import InputError
 from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, is_integer
-
-LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
+from linformer_kit.settings.declare import LONGEST
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:

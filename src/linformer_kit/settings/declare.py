@@ -1,15 +1,14 @@
-"""How a setting is declared, once: its type, limits and group stand at its field, its sentence in the docstring.
+"""How a setting is declared, once: its type, limits, group, default and sentence stand at its field.
 
     @settings
     class PretrainSettings(TrainingSettings):
-        '''Masked-language-model pretraining.
+        '''Pretrain a masked language model on text.'''
 
-        Attributes:
-            max_steps: Number of updates.
-        '''
+        max_steps: Training[Count]  # Number of updates.
+        # What it does; default: what no value means, if the field has no default or None.
+        split_seed: Texts[Seed | None] = None
 
-        max_steps: Training[Count]
-
+The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
 
@@ -18,24 +17,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import itertools
 import os
+import re
 from collections.abc import Iterable
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import get_type_hints as hints_of
 
-from docstring_parser import parse as docstring
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -43,52 +33,46 @@ from linformer_kit.errors import InputError
 from linformer_kit.settings.files import spelled
 
 T = TypeVar("T")
+_METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
-class Group(NamedTuple):
-    """A group of settings in `--help`."""
-
-    title: str
+class Group(str):
+    """Title of a group of settings in `--help`."""
 
 
+Argument = Annotated[T, Group("Arguments")]  # given without its name on the command line
 Model = Annotated[T, Group("Model")]
 Linear = Annotated[T, Group("Linear attention")]
 Adapter = Annotated[T, Group("Adapter")]
 Texts = Annotated[T, Group("Texts")]
-Prediction = Annotated[T, Group("Prediction")]
-Export = Annotated[T, Group("Export")]
 Measurement = Annotated[T, Group("Measurement")]
-ChoiceOfK = Annotated[T, Group("Choice of k")]
 Encoder = Annotated[T, Group("Encoder")]
-Distillation = Annotated[T, Group("Distillation")]
 Training = Annotated[T, Group("Training")]
 Evaluation = Annotated[T, Group("Evaluation and checkpoints")]
 Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
-# In the order of help.
-GROUPS = (
-    *(Model, Linear, Adapter, Texts, Prediction, Export, Measurement, ChoiceOfK),
-    *(Encoder, Distillation, Training, Evaluation, Machine, Output),
-)
+_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output)
+TITLES = [get_args(each)[1] for each in _GROUPS]  # in the order of help
 
-LARGEST_SEED = 2**32 - 1  # of numpy
+LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
 Count = Annotated[int, Field(ge=1)]
+Counts = Annotated[list[Count], Field(min_length=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Length = Annotated[int, Field(ge=1, le=LONGEST)]
+Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
 # YAML reads `true` as a truth value.
 Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
 # Texts by what they name: what `--help` calls them, and whether `~` is the home folder.
 File = Annotated[str, AfterValidator(os.path.expanduser), "FILE"]
 Folder = Annotated[str, AfterValidator(os.path.expanduser), "FOLDER"]
 ModelName = Annotated[str, AfterValidator(os.path.expanduser), "MODEL"]
-AdapterName = Annotated[str, AfterValidator(os.path.expanduser), "ADAPTER"]
-Column = Annotated[str, "COLUMN"]
-Metric = Annotated[str, "METRIC"]
 Document = Literal["auto", "file", "line", "blank_line", "wikitext"]  # how text files are split into documents
 
 
@@ -111,66 +95,61 @@ def settings(kind: type[T]) -> type[T]:
 
 
 class Setting(NamedTuple):
-    """A setting of a command.
+    """A setting of a command."""
 
-    Attributes:
-        name: Its name, with dots if nested.
-        group: Title of its group in `--help`.
-        types: Its types, without None: several for a union.
-        is_optional: Whether it may be None.
-        sentence: What it does.
-        default: Its value, or what it means, where it is not given.
-        is_needed: Whether it has no default.
-        shown: What `--help` calls its values, if not after its type.
-    """
-
-    name: str
-    group: str
-    types: tuple[Any, ...]
-    is_optional: bool
-    sentence: str
-    default: str
-    is_needed: bool
-    shown: str
+    name: str  # with dots if nested
+    group: str  # title of its group in `--help`
+    kinds: set[Any]  # types that it may have, with NoneType where it may be None
+    metavar: str  # what `--help` calls its values
+    sentence: str  # what it does
+    default: str  # its value, or what it means, where it is not given
+    is_needed: bool  # it has no default
 
 
 def settings_of(kind: type, prefix: str = "") -> list[Setting]:
     """All settings of a class, also nested ones."""
-    hints = get_type_hints(kind, include_extras=True)
-    sentences = _sentences(kind)
-    found: list[Setting] = []
+    hints, sentences = hints_of(kind, include_extras=True), _sentences(kind)
+    every: list[Setting] = []
     for field in dataclasses.fields(kind):
-        hint, marks = _without_marks(hints[field.name])
+        name, hint = prefix + field.name, hints[field.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            found += settings_of(hint, f"{prefix}{field.name}.")
+            every += settings_of(hint, f"{name}.")
             continue
-        types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        inner = [_without_marks(each) for each in types if each is not NoneType]
-        items = [_without_marks(get_args(each)[0]) for each, _ in inner if get_origin(each) is list]
-        found.append(
-            Setting(
-                prefix + field.name,
-                next(mark.title for mark in marks if isinstance(mark, Group)),
-                tuple(each for each, _ in inner),
-                NoneType in types,
-                *_with_default(sentences[field.name], field),
-                field.default is field.default_factory,  # both are MISSING
-                next(
-                    (mark for _, more in ((hint, marks), *inner, *items) for mark in more if isinstance(mark, str)), ""
-                ),
-            )
-        )
-    return found
+        group = next(mark for mark in get_args(hint) if isinstance(mark, Group))
+        is_needed = field.default is field.default_factory  # both are MISSING
+        texts = _with_default(sentences[field.name], field)
+        every.append(Setting(name, group, _kinds(hint), _metavar(hint), *texts, is_needed))
+    return every
 
 
-def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+def _kinds(hint: Any) -> set[Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kinds(parts[0])
+    return set().union(*map(_kinds, parts)) if origin in (Union, UnionType) else {origin or hint}
+
+
+def _metavar(hint: Any) -> str:
+    """The name of the kind of value: INT, {a,b} for choices; of a list and of several kinds, that of the first."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"{{{','.join(parts)}}}"
+    named = [part for part in parts if type(part) is str]
+    return named[0] if named else _metavar(parts[0]) if parts else _METAVARS[hint]
 
 
 def _sentences(kind: type) -> dict[str, str]:
-    """What each setting does, by name, from the docstrings of the class and its base classes."""
-    params = [param for each in reversed(kind.__mro__) for param in docstring(each.__doc__ or "").params]
-    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
+    """What each setting does, by name: the comments in the source of the class and its base classes."""
+    sentences: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        above: list[str] = []
+        for line in inspect.getsource(each).splitlines():
+            if line.startswith("    # "):
+                above.append(line.strip(" #"))
+            elif field := re.match(r"    (\w+): .*?(?:  # (.*))?$", line):
+                sentences[field[1]] = " ".join(above) or field[2] or sentences.get(field[1], "")
+                above = []
+    return sentences
 
 
 def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, str]:
@@ -181,25 +160,8 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     return f"{text}.", shown
 
 
+_REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
 _TYPES = ("int", "float", "bool", "str", "list")
-# What a value must be, by pydantic's kind of error.
-_EXPECTED = {
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "{ge:g} or more",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "{le} or less",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "literal_error": "one of {expected}",
-    "dataclass_type": "settings by name",
-}
 
 
 def _first(error: ValidationError, kind: type) -> str:
@@ -216,7 +178,7 @@ def _first(error: ValidationError, kind: type) -> str:
     if first["type"] == "unexpected_keyword_argument":
         return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
-    expected = dict.fromkeys(_EXPECTED.get(each["type"], each["msg"]).format(**each.get("ctx", {})) for each in same)
+    expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
     return f"{name}: expected {' or '.join(expected)}, got {'none' if first['input'] == '' else first['input']}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,10 @@ def names_only(files: Any) -> Any:
     return [names_only(each) for each in files] if isinstance(files, list) else files
 
 
-def portable(settings: Any, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """Settings for results, without paths of this machine: files and models by name, no output and cache folders.
-
-    Args:
-        settings: A dataclass, or a mapping by name; mappings inside it, such as those of a study, are treated alike.
-        without: Further settings that are not recorded.
-    """
-    named = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
-    left_out = {*_OF_THIS_MACHINE, *without}
-    return {name: _recorded(name, value) for name, value in named.items() if name not in left_out}
+def portable(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings for results, without paths of this machine: files and models by name, no folders."""
+    values = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
+    return {name: _recorded(name, value) for name, value in values.items() if name not in _OF_THIS_MACHINE}
 
 
 def _recorded(name: str, value: Any) -> Any:
@@ -55,34 +49,28 @@ def _recorded(name: str, value: Any) -> Any:
         return portable(value)
     if name in _FILES:
         return names_only(value)
-    if name in _MODELS and isinstance(value, list):
-        return list(map(recorded_name, value))
-    return recorded_name(value) if name in _MODELS and isinstance(value, str) else value
+    if name not in _MODELS or value is None:
+        return value
+    return [recorded_name(each) for each in value] if isinstance(value, list) else recorded_name(value)
 
 
 def spelled(value: Any) -> str:
-    """A value as one writes it on the command line; of a mapping only its names."""
-    if isinstance(value, dict):
-        return "; ".join(value) or "none"
+    """A value as one writes it on the command line."""
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
         return " ".join(map(spelled, value)) or "none"
-    return (
-        str(value) if isinstance(value, str | float) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-    )
+    if isinstance(value, str | float):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses names that stand twice, also once as `model.sharing` and once as `model: {sharing: …}`."""
+    """A loader that refuses names that stand twice in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key, value in node.value:
-            inner = value.value if isinstance(value, yaml.MappingNode) else []
-            every = [(key.value, key), *((f"{key.value}.{each.value}", each) for each, _ in inner)]
-            for name, place in every:
-                if name in names:
-                    raise yaml.constructor.ConstructorError(None, None, f"{name} twice", place.start_mark)
-            names.update(name for name, _ in every)
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} twice", key.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -95,11 +83,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
         values = list(itertools.islice(_values(content), _MOST_VALUES + 1))
-    except FileNotFoundError:
-        raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
-    except RecursionError:
-        raise InputError(f"{path}: expected YAML, got lists or names that nest too deeply") from None
-    except Exception as error:  # for invalid dates and numbers the parser raises errors of any type
+    except Exception as error:  # for invalid dates, numbers and nesting the parser raises errors of any type
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}:" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())

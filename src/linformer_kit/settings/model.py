@@ -1,8 +1,18 @@
-"""The architecture: the fields of `LinformerConfig` and their allowed values."""
+"""The architecture: the settings of slots, and the fields of `LinformerConfig`."""
 
 from typing import Literal
 
-from linformer_kit.settings.declare import Encoder, Linear, settings
+from linformer_kit.settings.declare import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    Encoder,
+    Length,
+    Linear,
+    Positive,
+    Tokens,
+    settings,
+)
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean_pool", "max_pool", "conv", "random", "dynamic"]
@@ -12,84 +22,99 @@ ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
 ProjectionInitializer = Literal["pooling", "mean_pooling", "shifted_pooling", "normal", "lecun_normal"]
+Dims = int | list[int] | list[list[int]]  # k of all layers, of each layer, or of each head of each layer
 
 IGNORED_LABEL = -100  # a position without a target, in data and models; torch's losses ignore it
 
 
 @settings
-class ModelSettings:
-    """The architecture: the fields of `LinformerConfig`.
+class SlotSettings:
+    """What queries attend to instead of n tokens. None: the default, which is another in a pretrained encoder."""
 
-    Attributes:
-        vocab_size: Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
-        max_position_embeddings: n, the maximum sequence length in tokens.
-        projected_dim: k, the number of slots (projected keys and values); or a list with one k per layer, or for each
-            layer a list of one k per head.
-        sharing: Sharing of E and F (section 4 of the paper): `none`; `headwise`, one E and one F for all heads of a
-            layer; `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers.
-        projection: How n positions are projected to k slots; `dynamic` computes E = F from the tokens
-            (docs/operator.md).
-        projection_initializer: Initialisation of E and F where `projection` is `linear` (docs/learning.md).
-        shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
-            (`prefix`), or all, resampled to the length of the input (`stretch`).
-        attention: Kind of attention: `linformer`, or `full`, the Transformer of equal size to compare with.
-        bias_order: Whether the biases of keys and values are added before E and F, or after them as in fairseq.
-        hidden_size: d_m, the width of the model.
-        num_hidden_layers: Number of layers.
-        num_attention_heads: h, the number of heads per layer; must divide hidden_size.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer.
-        hidden_dropout_prob: Dropout after embeddings, attention and feed-forward.
-        attention_probs_dropout_prob: Dropout on the attention probabilities.
-        classifier_dropout: Dropout in the classification heads; default: hidden_dropout_prob.
-        type_vocab_size: Number of token types; 0: no token types.
-        position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
-        initializer_range: Standard deviation of the initial embeddings and linear layers, except E and F.
-        linear_initializer: Initialisation of the linear layers except the output layer of the masked-language-model
-            head: `normal` with standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with
-            1/√inputs, which narrow models need (reproduce/LOG.md).
-        local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds
-            the local order of tokens (docs/learning.md); 0: no convolution, as in the paper.
-        sliding_window: w, the number of neighbouring tokens that each query attends to exactly, its own included, in
-            one softmax with the slots; 0: none, as in the paper. No effect with full attention (docs/operator.md).
-        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, besides the
-            slots of the other tokens; 0: none, as in the paper (docs/operator.md).
-        norm_first: Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after
-            each residual connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
-        layer_norm_eps: Epsilon of the layer norms.
-        pad_token_id: Id of the padding token.
-        bos_token_id: Id of the token at the start of a sequence.
-        eos_token_id: Id of the token at the end of a document.
-        tie_word_embeddings: Tie the weights of the masked-language-model head to the word embeddings.
-    """
+    # k, the number of slots (projected keys and values); or a list with one k per layer, or for each layer a list of
+    # one k per head; default: 128, at most n.
+    projected_dim: Linear[Dims | None] = None
+    # Sharing of E and F (section 4 of the paper): `none`; `headwise`, one E and one F for all heads of a layer;
+    # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers; default: headwise.
+    sharing: Linear[Sharing | None] = None
+    # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md); default:
+    # linear, in place mean_pool.
+    projection: Linear[Projection | None] = None
+    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling, in place
+    # mean_pooling.
+    projection_initializer: Linear[ProjectionInitializer | None] = None
+    # How inputs shorter than n use E and the pooling windows: the first columns and windows (`prefix`), or all,
+    # resampled to the length of the input (`stretch`); default: prefix, in place stretch.
+    shorter_input: Linear[ShorterInput | None] = None
+    # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
+    # slots; 0: none, as in the paper (docs/operator.md); default: 0, in place 128.
+    sliding_window: Linear[Tokens | None] = None
+    # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots; 0: none, as
+    # in the paper; default: 0, in place 1 where slots are windows of tokens.
+    global_tokens: Linear[Tokens | None] = None
 
-    vocab_size: Encoder[int] = 50265
-    max_position_embeddings: Linear[int] = 512
-    projected_dim: Linear[int | list[int] | list[list[int]]] = 128
+
+@settings
+class PretrainedSlotSettings(SlotSettings):
+    """Slots for a pretrained encoder."""
+
+    # Layers to linearise in place, from 0; others stay as they are; default: all.
+    layers: Linear[list[int] | None] = None
+    max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
+    resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
+
+
+@settings
+class LinearizeSettings(PretrainedSlotSettings):
+    """Slots in place: they start such that the outputs of the pretrained encoder hardly change."""
+
+    sharing: Linear[Sharing] = "headwise"
+    projection: Linear[Projection] = "mean_pool"
+    projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
+    shorter_input: Linear[ShorterInput] = "stretch"
+    sliding_window: Linear[Tokens] = 128
+
+
+@settings
+class ModelSettings(SlotSettings):
+    """The architecture: the fields of `LinformerConfig`."""
+
+    vocab_size: Encoder[Count] = 50265  # Tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
+    max_position_embeddings: Linear[Length] = 512  # n, the maximum sequence length in tokens.
+    projected_dim: Linear[Dims] = 128
     sharing: Linear[Sharing] = "headwise"
     projection: Linear[Projection] = "linear"
     projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
     shorter_input: Linear[ShorterInput] = "prefix"
-    attention: Linear[Attention] = "linformer"
+    sliding_window: Linear[Tokens] = 0
+    global_tokens: Linear[Tokens] = 0
+    attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
+    # Whether the biases of keys and values are added before E and F, or after them as in fairseq.
     bias_order: Linear[BiasOrder] = "before_projection"
-    hidden_size: Encoder[int] = 768
-    num_hidden_layers: Encoder[int] = 12
-    num_attention_heads: Encoder[int] = 12
-    intermediate_size: Encoder[int] = 3072
-    hidden_act: Encoder[str] = "gelu"
-    hidden_dropout_prob: Encoder[float] = 0.1
-    attention_probs_dropout_prob: Encoder[float] = 0.1
-    classifier_dropout: Encoder[float | None] = None
-    type_vocab_size: Encoder[int] = 0
-    position_offset: Encoder[int] = 0
-    initializer_range: Encoder[float] = 0.02
+    hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
+    num_hidden_layers: Encoder[Count] = 12  # Number of layers.
+    num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
+    intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
+    hidden_act: Encoder[str] = "gelu"  # Activation of the feed-forward layer.
+    hidden_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout after embeddings, attention and feed-forward.
+    attention_probs_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout on the attention probabilities.
+    # Dropout in classification heads; default: hidden_dropout_prob.
+    classifier_dropout: Encoder[BelowOne | None] = None
+    type_vocab_size: Encoder[CountOrZero] = 0  # Number of token types; 0: no token types.
+    position_offset: Encoder[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
+    initializer_range: Encoder[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
+    # Initialisation of the linear layers except the output layer of the masked-language-model head: `normal` with
+    # standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow
+    # models need (reproduce/LOG.md).
     linear_initializer: Encoder[LinearInitializer] = "normal"
-    local_convolution: Linear[int] = 0
-    sliding_window: Linear[int] = 0
-    global_tokens: Linear[int] = 0
+    # Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds the local order of
+    # tokens (docs/learning.md); 0: no convolution, as in the paper.
+    local_convolution: Linear[CountOrZero] = 0
+    # Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after each residual
+    # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
-    layer_norm_eps: Encoder[float] = 1e-5
-    pad_token_id: Encoder[int | None] = 1
-    bos_token_id: Encoder[int | None] = 0
-    eos_token_id: Encoder[int | None] = 2
-    tie_word_embeddings: Encoder[bool] = True
+    layer_norm_eps: Encoder[Positive] = 1e-5  # Epsilon of the layer norms.
+    pad_token_id: Encoder[CountOrZero | None] = 1  # Id of the padding token.
+    bos_token_id: Encoder[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
+    eos_token_id: Encoder[CountOrZero | None] = 2  # Id of the token at the end of a document.
+    tie_word_embeddings: Encoder[bool] = True  # Tie the masked-language-model head to the word embeddings.

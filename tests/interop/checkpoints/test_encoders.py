@@ -147,8 +147,8 @@ def test_another_length_has_new_e_and_f_of_that_length(tmp_path):
     assert load(tmp_path, max_position_embeddings=131).config.projected_dim == 128
     with pytest.raises(InputError, match="max_position_embeddings: expected at least 37 for mode extend, got 23"):
         load(tmp_path, max_position_embeddings=23)
-    with pytest.raises(InputError, match="max_position_embeddings: expected a positive integer, got '41'"):
-        load(tmp_path, max_position_embeddings="41")
+    with pytest.raises(InputError, match="max_position_embeddings: expected greater than or equal to 1, got 0"):
+        load(tmp_path, max_position_embeddings=0)
 
 
 def test_positions_begin_after_the_padding_id(tmp_path):

@@ -1,0 +1,411 @@
+"""Settings of the commands, each with its type, limits, group in `--help`, default and sentence (see `declare`)."""
+
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from linformer_kit.errors import InputError
+from linformer_kit.settings.declare import (
+    Adapter,
+    Amount,
+    Argument,
+    Auto,
+    BelowOne,
+    Count,
+    CountOrZero,
+    Counts,
+    Document,
+    Encoder,
+    Evaluation,
+    File,
+    Folder,
+    Linear,
+    Machine,
+    Measurement,
+    Model,
+    ModelName,
+    Output,
+    Positive,
+    Probability,
+    Seed,
+    Share,
+    Texts,
+    Timeout,
+    Training,
+    settings,
+)
+from linformer_kit.settings.files import is_local_path
+from linformer_kit.settings.model import (
+    Attention,
+    LinearizeSettings,
+    ModelSettings,
+    PretrainedSlotSettings,
+    ResizeMode,
+)
+
+TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
+
+
+@settings
+class PairSettings:
+    """Columns of texts or of pairs of texts."""
+
+    text_column: Texts[str | None] = None  # Column of the text; default: that of the task or fine-tuning, or `text`.
+    text_pair_column: Texts[str | None] = None  # Column of second texts; default: that of the task or fine-tuning.
+
+
+@settings
+class LabelledSettings(PairSettings):
+    """Labelled texts: one of the paper's tasks, files, or a data set of the hub."""
+
+    task: Texts[TaskName | None] = None  # A task of the paper, from the hub or data_dir; it sets columns and classes.
+    # Folder that has, in a subfolder named after the task, the task's original files.
+    data_dir: Texts[Folder | None] = None
+    dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of files.
+    dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
+    # Column of the class, or of a list of classes (multi-label); default: that of the task or fine-tuning, or `label`.
+    label_column: Texts[str | None] = None
+    validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
+    max_eval_samples: Texts[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
+
+
+@settings
+class DocumentSettings:
+    """Documents of files."""
+
+    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
+    # What a document of .txt files is; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
+    document: Texts[Document] = "auto"
+
+
+@settings
+class TrainingTextSettings:
+    """Texts of a training, of which a part is held out for validation."""
+
+    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
+    train_file: Texts[list[File] | None] = None
+    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
+    validation_fraction: Texts[Share] = 0.05  # Share of the training texts held out for validation.
+    # Folder of the cache; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+    cache_dir: Texts[Folder | None] = None
+
+
+@settings
+class CorpusSettings(DocumentSettings, TrainingTextSettings):
+    """Documents for training and validation, of files or of the hub."""
+
+    dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
+    dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
+    split_seed: Texts[Seed | None] = None  # Seed of the validation split; default: seed.
+    streaming: Texts[bool | None] = None  # Read text during training, without a cache; default: only for hub data.
+
+
+@settings
+class ResumeSettings:
+    """What happens to the output of an earlier run."""
+
+    resume: Output[bool] = False  # Continue an interrupted run from what it saved; start one if there is none.
+    overwrite: Output[bool] = False  # Delete the output of an earlier run and start again.
+
+
+@settings
+class TrainingSettings(ResumeSettings):
+    """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
+
+    output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
+    per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass.
+    per_device_eval_batch_size: Evaluation[Count]  # Sequences per device and forward pass in evaluation.
+    gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
+    learning_rate: Training[Amount]  # Highest learning rate, reached at the end of the warm-up.
+    weight_decay: Training[Amount] = 0.01  # AdamW's weight decay; not applied to biases and LayerNorms.
+    adam_beta1: Training[BelowOne] = 0.9  # AdamW's decay of the first moment.
+    adam_beta2: Training[BelowOne] = 0.999  # AdamW's decay of the second moment.
+    adam_epsilon: Training[Positive] = 1e-8  # AdamW's epsilon.
+    # Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple of learning_rate.
+    projection_learning_rate_factor: Training[Amount] = 1.0
+    max_grad_norm: Training[Amount] = 1.0  # Clip the gradient norm to this value; 0: no clipping.
+    max_skipped_updates: Training[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
+    save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
+    logging_steps: Evaluation[Count] = 10  # Updates between log lines.
+    bf16: Machine[Auto] = "auto"  # Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
+    fp16: Machine[bool] = False  # Mixed precision with float16 and loss scaling, instead of bf16.
+    torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
+    fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
+    full_determinism: Machine[bool] = False  # Use deterministic kernels only; slower.
+    use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
+    dataloader_num_workers: Machine[CountOrZero] = 0  # Number of worker processes that prepare batches.
+    ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
+    # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
+    report_to: Evaluation[str] = "tensorboard"
+
+    def __post_init__(self) -> None:
+        if self.fp16 and self.bf16 == "true":
+            raise InputError("bf16, fp16: expected at most one of them, got both")
+
+
+@settings
+class OneModelTrainingSettings(TrainingSettings):
+    """A training of one model, without a teacher."""
+
+    # Learning rate after the warm-up: linear or cosine decay to 0, or constant.
+    lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
+    resize_to: Model[int | None] = None  # Resize a model of this package to this maximum length; default: no resizing.
+    # How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
+    # (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
+    resize_mode: Model[ResizeMode] = "interpolate"
+    activation_checkpointing: Machine[bool] = False  # Recompute activations in the backward pass, to save memory.
+
+
+@settings
+class UpdateSettings(TrainingSettings):
+    """A training that is planned in updates."""
+
+    # Share of tokens to predict; of these 80 % become <mask>, 10 % random ones.
+    mlm_probability: Training[Share] = 0.15
+    max_steps: Training[Count]  # Number of updates.
+    warmup_steps: Training[CountOrZero]  # Updates of linear warm-up.
+    eval_steps: Evaluation[Count]  # Updates between evaluations.
+    save_steps: Evaluation[Count]  # Updates between checkpoints.
+    seed: Training[Seed] = 0  # Seed of all random numbers.
+
+
+@settings
+class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
+    """Pretrain a masked language model on text."""
+
+    model: ModelSettings  # The architecture: its settings are --model.NAME.
+    # Folder or hub id of a masked language model of this package to train further. Its architecture and tokenizer
+    # replace `model` and `tokenizer`; default: a new model.
+    from_model: Model[ModelName | None] = None
+    tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
+    # Values of k of which each update draws one, for `set_projected_dim`; default: only projected_dim.
+    elastic_projected_dims: Linear[list[int] | None] = None
+    # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
+    load_best_model_at_end: Evaluation[bool] = False
+
+
+@settings
+class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingSettings):
+    """Fine-tune an encoder to classify texts (Table 2)."""
+
+    model: Model[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
+    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
+    validation_fraction: Texts[Share] = 0.1
+    split_seed: Texts[Seed] = 0  # Seed of the validation split.
+    max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
+    max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
+    # `balanced` weights each class by its inverse frequency in the training texts.
+    class_weight: Training[Literal["none", "balanced"]] = "none"
+    label_smoothing_factor: Training[BelowOne] = 0.0  # Share of each target that is spread evenly over all classes.
+    per_device_train_batch_size: Training[Count] = 16
+    per_device_eval_batch_size: Evaluation[Count] = 32
+    learning_rate: Training[Amount] = 5e-5
+    projection_learning_rate_factor: Training[Amount] = 0.1
+    num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
+    max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
+    warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
+    eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
+    # Stop after so many evaluations without a better metric; default: never.
+    early_stopping_patience: Evaluation[Count | None] = None
+    # Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1 for multi-label texts.
+    metric_for_best_model: Evaluation[str | None] = None
+    save_total_limit: Evaluation[Count | None] = 1
+    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])  # Seeds; one training for each.
+
+
+@settings
+class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings, UpdateSettings):
+    """Linearise an encoder and distil the original into it."""
+
+    # Folder or hub id of an encoder, a masked language model, a text or token classifier, or a question answering
+    # model.
+    teacher: Argument[ModelName]
+    output_dir: Argument[Folder | None] = None
+    # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in
+    # PEFT's format, in addition to the model.
+    adapter: Adapter[bool] = False
+    adapter_rank: Adapter[Count] = 16  # Rank r of the LoRA adapter.
+    base_model_name: Adapter[str | None] = None  # Hub id of the teacher, for the adapter's files; default: its name.
+    text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
+    # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
+    # false: each text is one input; default: false for text classifiers and pairs, else true.
+    packing: Texts[bool | None] = None
+    max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.
+    per_device_train_batch_size: Training[Count] = 8
+    per_device_eval_batch_size: Evaluation[Count] = 8
+    learning_rate: Training[Amount] = 3e-4
+    weight_decay: Training[Amount] = 0.0
+    max_steps: Training[Count] = 1200
+    # Updates of the first phase, each layer on the inputs of the teacher's layer; default: a quarter of max_steps.
+    layerwise_steps: Training[int | None] = None
+    # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
+    # has its own warm-up and decay to 0.
+    joint_learning_rate_factor: Training[Positive] = 0.2
+    temperature: Training[Positive] = 1.0  # Softmax temperature of the loss on the predictions.
+    warmup_steps: Training[CountOrZero] = 50
+    eval_steps: Evaluation[Count] = 200
+    save_steps: Evaluation[Count] = 200
+
+
+@settings
+class ClassifierSettings:
+    """A classifier and its inputs."""
+
+    model: Argument[ModelName]  # Folder or hub id of a classifier.
+    # Tokens at which longer texts are truncated; default: as in the fine-tuning.
+    max_length: Texts[int | None] = None
+    threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
+    batch_size: Machine[Count] = 32  # Texts per forward pass.
+    bf16: Machine[Auto] = "auto"  # Mixed precision; `auto` where the processor has bf16 instructions.
+
+
+@settings
+class EvaluateSettings(LabelledSettings, ClassifierSettings):
+    """Measure a classifier on labelled texts."""
+
+    split: Texts[str | None] = None  # Split of a data set of the hub; default: the task's, else validation.
+    output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
+
+
+@settings
+class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
+    """Classify the texts of a file."""
+
+    file: Argument[
+        File
+    ]  # File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+    output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
+
+
+@settings
+class EmbedSettings(ResumeSettings):
+    """Embed the texts of a file."""
+
+    # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
+    model: Argument[ModelName]
+    file: Argument[File]  # File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+    output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
+    text_column: Texts[str | None] = None  # Text column of tables; default: text.
+    # How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
+    document: Texts[Document] = "auto"
+    # Tokens at which longer texts are truncated; default: as in the model's files.
+    max_length: Texts[Count | None] = None
+    # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
+    # and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
+    chunk_tokens: Texts[Count | None] = None
+    pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
+    batch_size: Machine[Count] = 8  # Texts per forward pass.
+    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster than mixed precision and less exact.
+    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
+    bf16: Machine[Auto] = "false"  # Mixed precision; `auto` where the processor has bf16 instructions.
+
+
+@settings
+class FillMaskSettings:
+    """Predict the <mask> tokens of a text."""
+
+    model: Argument[ModelName]  # Folder or hub id of a masked language model.
+    text: Argument[str]  # Text with one or more <mask> tokens.
+    top_k: Output[Count] = 5  # Number of predictions per <mask> token.
+    json: Output[bool] = False  # Print JSON instead of a table.
+
+
+@settings
+class AdaptersSettings:
+    """List the adapters that ship with the package."""
+
+    card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
+
+
+@settings
+class ConvertSettings(PretrainedSlotSettings):
+    """Convert a checkpoint to a Linformer, or linearise it in place."""
+
+    # Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or of a model of this package with
+    # full attention, or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that uses transformers'
+    # attention interface.
+    source: Argument[ModelName]
+    out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
+    in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.
+    # With in_place: name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
+    adapter: Adapter[Folder | None] = None
+    attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
+    tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
+
+
+@settings
+class ExportSettings(PairSettings):
+    """Export a model to ONNX, and check it against PyTorch."""
+
+    model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
+    out: Argument[Folder]  # New folder for the exported model and its tokenizer.
+    int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
+    # File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled for a classifier,
+    # any for an encoder without a head.
+    validation_file: Texts[File | None] = None
+    label_column: Texts[str | None] = None  # Column of the class; default: that of the fine-tuning, else `label`.
+    max_eval_samples: Texts[Count | None] = None  # Maximum number of texts to measure on; default: all.
+    benchmark: Measurement[bool] = False  # Measure the time of PyTorch and ONNX, at 512 tokens and the longest.
+
+
+@settings
+class BenchSettings:
+    """Compare time and memory with a Transformer on this machine."""
+
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
+    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+    tokens: Measurement[Count | None] = None
+    repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder; fewer if they exceed 10 seconds.
+    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
+    hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
+    num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
+    intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
+    device: Machine[str] = "cpu"  # Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
+    # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
+    output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
+
+
+@settings
+class InspectSettings:
+    """Plot which slots a model's heads attend to, and its E and F."""
+
+    model: Argument[ModelName]  # Folder or hub id of a Linformer.
+    output_dir: Argument[Folder]  # New folder for figures and numbers.
+    # Text to run the model on, truncated to the model's maximum; default: the source of Python's argparse.
+    text: Texts[str | None] = None
+    layers: Measurement[list[int] | None] = None  # Layers to plot, counted from 0; default: up to four, evenly spaced.
+    heads: Measurement[list[int] | None] = None  # Heads to plot, counted from 0; default: up to four, evenly spaced.
+
+
+@settings
+class SpectrumSettings(DocumentSettings):
+    """Measure the singular values of attention (Fig 1); choose k."""
+
+    model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
+    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
+    text_file: Texts[list[File] | None] = None
+    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = (
+        None  # n, tokens per sequence; default: 512, or the model's maximum.
+    )
+    samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
+    # Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`; so do energy and
+    # budget.
+    choose: Measurement[bool] = False
+    # Choose the smallest k with this share of the sum of singular values in each layer; default: 0.9, without budget.
+    energy: Measurement[float | None] = None
+    # Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that has least.
+    budget: Measurement[int | None] = None
+    output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
+
+
+def check_model_is_kept(model: str | None, output_dir: str | None) -> None:
+    """Raise an `InputError` if the output folder, which `overwrite` removes, holds the model that a training needs."""
+    if model is None or output_dir is None or not is_local_path(model):
+        return
+    if Path(model).resolve().is_relative_to(Path(output_dir).resolve()):
+        raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")
