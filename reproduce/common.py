@@ -26,16 +26,16 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import portable
 from linformer_kit.analysis.encoders import Encoder, Kind
 from linformer_kit.environment import best_device, environment
-from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.folders import check_writable
 from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
-from linformer_kit.settings import portable
 
 Record = dict[str, Any]
 Table = Callable[[Record], str]  # Markdown from the content of the JSON file

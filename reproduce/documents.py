@@ -36,12 +36,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from linformer_cli.errors import InputError, renamed
+from linformer_cli.output import set_up_logging
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device
-from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize

@@ -24,9 +24,9 @@ import numpy as np
 import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
-from linformer_kit.errors import InputError
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from reproduce.common import Record, Results, by_name, markdown, run
 

@@ -21,6 +21,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from transformers import AutoModel, set_seed
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import recorded_name
 from linformer_kit.analysis.singular_values import attention_spectrum
 from linformer_kit.analysis.spectrum import (
     batches_of,
@@ -33,10 +35,8 @@ from linformer_kit.analysis.spectrum import (
     spectrum_fields,
 )
 from linformer_kit.environment import best_device
-from linformer_kit.errors import InputError
 from linformer_kit.interop.loading import load_model
 from linformer_kit.report.figures import new_figure
-from linformer_kit.settings import recorded_name
 from reproduce.common import Record, Results, run
 
 

@@ -25,8 +25,8 @@ import pandas
 import transformers
 from matplotlib.figure import Figure
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.tokenizer import load_tokenizer
-from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.convert import convert_full_attention
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid

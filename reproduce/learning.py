@@ -31,9 +31,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.settings import ModelSettings, PretrainSettings
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
 from reproduce.common import Record, Results, markdown, mean_and_deviation, run

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.passages import split_sentences
-from linformer_kit.errors import InputError
 
 CHARACTERS = 10  # of a token, more than the mean of any text: what is beyond is not tokenised
 TOGETHER = 64  # texts in one call of a tokenizer

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from linformer_cli.errors import InputError
 from linformer_kit.analysis.encoders import Encoder, Kind, build
-from linformer_kit.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
 

@@ -30,9 +30,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
 from linformer_kit.analysis.encoders import device_of, dtype_of
 from linformer_kit.analysis.measure import interleaved, summary
-from linformer_kit.errors import InputError
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 

@@ -32,12 +32,12 @@ from scipy.stats import binomtest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
+from linformer_cli.errors import DivergedError
+from linformer_cli.settings import FinetuneSettings, TaskName
 from linformer_kit.data.examples import Example
 from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
-from linformer_kit.errors import DivergedError
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.settings import FinetuneSettings, TaskName
 from linformer_kit.training.engine import projection_parameters
 from linformer_kit.training.finetune import finetune, load_encoder
 from linformer_kit.training.memory import keep_freed_memory

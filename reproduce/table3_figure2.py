@@ -29,6 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError, out_of_memory
 from linformer_kit.analysis.encoders import (
     Encoder,
     Kind,
@@ -40,7 +41,6 @@ from linformer_kit.analysis.encoders import (
     time_encoders,
 )
 from linformer_kit.analysis.measure import can_measure_memory
-from linformer_kit.errors import InputError, out_of_memory
 from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
 

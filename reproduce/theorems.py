@@ -30,8 +30,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from linformer_cli.errors import InputError
 from linformer_kit.analysis.spectrum import find_texts, sequence_length, sequences
-from linformer_kit.errors import InputError
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.figures import new_figure, show_grid

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
-from linformer_kit.commands.cli import main
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.operator.kernels import neighbours, softmax
 from linformer_kit.operator.kernels import tokens as token_blocks

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from linformer_cli.cli import main
+from linformer_cli.errors import PROCESS_KILLED, InputError, input_errors, machine_failure
 from linformer_kit.commands import finetune
-from linformer_kit.commands.cli import main
-from linformer_kit.errors import PROCESS_KILLED, InputError, input_errors, machine_failure
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [

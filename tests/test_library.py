@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_kit.settings import DistillSettings, FinetuneSettings, ModelSettings, PretrainSettings
+from linformer_cli.settings import DistillSettings, FinetuneSettings, ModelSettings, PretrainSettings
 from linformer_kit.training import distill, finetune, memory, pretrain
 from tests.conftest import PRETRAIN_SIZES, write_corpus, write_model, write_teacher
 from tests.process_state import changed, process_state

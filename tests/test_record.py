@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from linformer_cli.cli import main
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, LinformerModel, linearize
-from linformer_kit.commands.cli import main
 from linformer_kit.report.base import write_json
 from tests.conftest import PRETRAIN_SIZES, SHARINGS, SIZES, write_corpus, write_teacher
 from tests.families import FAMILIES, build, example

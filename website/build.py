@@ -26,8 +26,8 @@ from nbconvert import MarkdownExporter
 from nbconvert.writers import FilesWriter
 
 import linformer_kit
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import COMMANDS
+from linformer_cli.parser import parse
+from linformer_cli.table import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "website"

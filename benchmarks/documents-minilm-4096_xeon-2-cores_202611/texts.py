@@ -11,9 +11,9 @@ from pathlib import Path
 import yaml
 from transformers import AutoTokenizer
 
+from linformer_cli.settings import DistillSettings
 from linformer_kit.data.passages import load_inputs, passage_keys
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.settings import DistillSettings
 
 
 def main(run: str, tokenizer: str, output: str, *files: str) -> None:

@@ -1,81 +1,77 @@
 """Linformer: self-attention with linear complexity (Wang et al. 2020, arXiv 2006.04768).
 
-Importing the package imports neither torch nor transformers: the public names load when first used, and the Auto
-classes of transformers learn of Linformer when transformers itself is loaded, before or after.
+Importing the package registers its models with the Auto classes of transformers, so that `AutoModel.from_pretrained`
+loads them. The command `linformer` starts in the package `linformer_cli`, which imports neither torch nor transformers
+before its arguments are parsed.
 """
 
-from __future__ import annotations
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from linformer_cli._version import __version__
+from linformer_cli.errors import InputError
+from linformer_kit.analysis.choose import choose_projected_dims
+from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum
+from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
+from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
+from linformer_kit.linearized.classes import LinearizedConfig
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.heads import (
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.operator.attention import LinformerAttention
+from linformer_kit.operator.projections import (
+    ConvProjection,
+    DynamicProjection,
+    LinearProjection,
+    MaxPoolProjection,
+    MeanPoolProjection,
+    RandomProjection,
+)
+from linformer_kit.parallel.sequence import SequenceParallel
 
-from linformer_kit._version import __version__
-from linformer_kit.errors import InputError
-from linformer_kit.interop import registration
+__all__ = [
+    "ConvProjection",
+    "DynamicProjection",
+    "InputError",
+    "LinearProjection",
+    "LinformerAttention",
+    "LinformerConfig",
+    "LinformerForMaskedLM",
+    "LinformerForQuestionAnswering",
+    "LinformerForSequenceClassification",
+    "LinformerForTokenClassification",
+    "LinformerModel",
+    "LinformerPreTrainedModel",
+    "MaxPoolProjection",
+    "MeanPoolProjection",
+    "RandomProjection",
+    "SequenceParallel",
+    "Spectrum",
+    "__version__",
+    "attention_spectrum",
+    "choose_projected_dims",
+    "linearize",
+    "load_bert_checkpoint",
+    "load_fairseq_checkpoint",
+    "load_roberta_checkpoint",
+]
 
-if TYPE_CHECKING:
-    from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
-    from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
-    from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
-    from linformer_kit.linearized.linearize import linearize
-    from linformer_kit.models.configuration import LinformerConfig
-    from linformer_kit.models.heads import (
-        LinformerForMaskedLM,
-        LinformerForQuestionAnswering,
-        LinformerForSequenceClassification,
-        LinformerForTokenClassification,
-    )
-    from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-    from linformer_kit.operator.attention import LinformerAttention
-    from linformer_kit.operator.projections import (
-        ConvProjection,
-        DynamicProjection,
-        LinearProjection,
-        MaxPoolProjection,
-        MeanPoolProjection,
-        RandomProjection,
-    )
-    from linformer_kit.parallel.sequence import SequenceParallel
-
-
-_HOMES = {
-    "ConvProjection": "operator.projections",
-    "DynamicProjection": "operator.projections",
-    "LinearProjection": "operator.projections",
-    "LinformerAttention": "operator.attention",
-    "LinformerConfig": "models.configuration",
-    "LinformerForMaskedLM": "models.heads",
-    "LinformerForQuestionAnswering": "models.heads",
-    "LinformerForSequenceClassification": "models.heads",
-    "LinformerForTokenClassification": "models.heads",
-    "LinformerModel": "models.modeling",
-    "LinformerPreTrainedModel": "models.modeling",
-    "MaxPoolProjection": "operator.projections",
-    "MeanPoolProjection": "operator.projections",
-    "RandomProjection": "operator.projections",
-    "SequenceParallel": "parallel.sequence",
-    "Spectrum": "analysis.singular_values",
-    "attention_spectrum": "analysis.singular_values",
-    "choose_projected_dims": "analysis.singular_values",
-    "linearize": "linearized.linearize",
-    "load_bert_checkpoint": "interop.checkpoints.encoders",
-    "load_fairseq_checkpoint": "interop.checkpoints.fairseq",
-    "load_roberta_checkpoint": "interop.checkpoints.encoders",
-}
-
-__all__ = ["InputError", "__version__", *_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-registration.install()
+AutoConfig.register("linformer", LinformerConfig, exist_ok=True)
+AutoConfig.register("linearized", LinearizedConfig, exist_ok=True)  # its models register when `linearize` makes them
+AutoModel.register(LinformerConfig, LinformerModel, exist_ok=True)
+AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM, exist_ok=True)
+AutoModelForQuestionAnswering.register(LinformerConfig, LinformerForQuestionAnswering, exist_ok=True)
+AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(LinformerConfig, LinformerForTokenClassification, exist_ok=True)

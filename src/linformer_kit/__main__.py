@@ -1,6 +1,6 @@
 """`python -m linformer_kit`: the command `linformer`, for launchers such as torchrun."""
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 
 if __name__ == "__main__":
     main()

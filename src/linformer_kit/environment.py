@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 
-from linformer_kit._version import __version__
-from linformer_kit.errors import InputError
+from linformer_cli._version import __version__
+from linformer_cli.errors import InputError
 from linformer_kit.operator.kernels import Processor
 
 

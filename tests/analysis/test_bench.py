@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from linformer_cli.cli import main
 from linformer_kit.analysis import bench, encoders
-from linformer_kit.commands.cli import main
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 30, "num_attention_heads": 5, "intermediate_size": 44}
 SIZES = [f"--{name}={value}" for name, value in SMALL.items()]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from linformer_cli.cli import main
 from linformer_kit import LinformerForMaskedLM, LinformerModel
 from linformer_kit.analysis import inspection
 from linformer_kit.analysis.inspection import draw_context_mappings, effective_slots, projection_matrices
-from linformer_kit.commands.cli import main
 from tests.conftest import fail, fields, randomise, save_tokenizer
 
 IDS = [5, 6, 7, 8, 9, 10, 11]

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from linformer_cli.errors import InputError, OutOfMemoryError
 from linformer_kit.analysis import encoders, measure
 from linformer_kit.analysis.encoders import Encoder, build, dtype_of, random_ids, runner
-from linformer_kit.errors import InputError, OutOfMemoryError
 
 CPU = torch.device("cpu")
 

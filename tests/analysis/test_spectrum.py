@@ -10,8 +10,8 @@ import torch
 import yaml
 from transformers import AutoModel, AutoTokenizer
 
+from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, attention_spectrum
-from linformer_kit.commands.cli import main
 from tests.conftest import fail, write_corpus, write_model
 
 

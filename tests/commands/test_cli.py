@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.commands.cli import main
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import RECIPES
+from linformer_cli.cli import main
+from linformer_cli.parser import parse
+from linformer_cli.table import RECIPES
 
 
 def test_recipe_then_config_then_command_line(tmp_path):

@@ -17,13 +17,13 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from linformer_cli.cli import main
+from linformer_cli.settings import ConvertSettings
 from linformer_kit import LinformerModel
-from linformer_kit.commands.cli import main
 from linformer_kit.files.manifest import damage
 from linformer_kit.interop.convert import convert
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
-from linformer_kit.settings import ConvertSettings
 from tests.conftest import fail, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer

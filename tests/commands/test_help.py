@@ -7,10 +7,10 @@ import shlex
 
 import pytest
 
-from linformer_kit.commands.cli import main
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import COMMANDS, RECIPES
-from linformer_kit.settings.declare import TITLES, settings_of
+from linformer_cli.cli import main
+from linformer_cli.parser import parse
+from linformer_cli.settings.declare import TITLES, settings_of
+from linformer_cli.table import COMMANDS, RECIPES
 
 _HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
 _OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)

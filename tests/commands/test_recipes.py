@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from linformer_cli.parser import parse
+from linformer_cli.table import RECIPES
 from linformer_kit import LinformerConfig
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -10,9 +10,9 @@ import shutil
 import datasets
 import pytest
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import CorpusSettings
 from linformer_kit.data.corpus import load_corpus
-from linformer_kit.errors import InputError
-from linformer_kit.settings import CorpusSettings
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from linformer_cli.settings import EvaluateSettings, FinetuneSettings
 from linformer_kit import InputError
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of
 from linformer_kit.data.labelled import TASKS, columns_of_task, load_labelled, load_measured
-from linformer_kit.settings import EvaluateSettings, FinetuneSettings
 from tests.conftest import write_tasks
 
 

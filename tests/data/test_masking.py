@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks, shuffled_blocks
-from linformer_kit.errors import InputError
 
 LENGTH = 100_003
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from linformer_cli.errors import InputError
 from linformer_kit.data import packing
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.packing import StreamedBlocks, pack
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.errors import InputError
 
 SEQ_LEN = 13
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(31)] + ["x" * 211]

@@ -8,9 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.files import find_files, standard_library
 from linformer_kit.data.read import read_documents
-from linformer_kit.errors import InputError
 
 NOTES = "\n one\n two\n\n \n\nthree\n"
 WIKITEXT = """

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.tokenizer import (
     Encoder,
     end_token_id,
@@ -21,7 +22,6 @@ from linformer_kit.data.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from linformer_kit.errors import InputError
 from tests.conftest import save_bert_tokenizer, save_tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.run import parse_args
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.data import files
 from tests.documentation import given
 from tests.documentation.pages import Step, steps

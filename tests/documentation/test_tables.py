@@ -12,8 +12,8 @@ import shlex
 import pytest
 
 import reproduce
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import COMMANDS
+from linformer_cli.parser import parse
+from linformer_cli.table import COMMANDS
 from reproduce import common
 from tests.documentation.pages import PAGES, steps
 from tests.documentation.tables import NOT_RUN, SCRIPT

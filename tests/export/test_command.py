@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import Case, load, random_inputs
 from linformer_kit.files.manifest import damage

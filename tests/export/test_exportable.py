@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.export.exportable import Case, cases, check_agreement, difference, load, random_inputs
 from tests.export.conftest import LENGTH, linformer
 

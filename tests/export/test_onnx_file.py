@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import linformer_kit as lk
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import check_agreement, load
 from tests.conftest import KINDS, SIZES, fields, slow_but

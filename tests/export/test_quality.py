@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from linformer_cli.settings import EvaluateSettings, ExportSettings
 from linformer_kit.export.exportable import load
 from linformer_kit.export.folder import quality_of
 from linformer_kit.inference.evaluate import evaluate
-from linformer_kit.settings import EvaluateSettings, ExportSettings
 from tests.export.conftest import TEXTS, linformer
 
 

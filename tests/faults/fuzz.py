@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, RobertaConfig, RobertaForSequenceClassification
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.training import finetune, pretrain
 from tests.faults.runs import finetune_command, pretrain_command

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from tests.conftest import PRETRAIN_SIZES
 from tests.processes import run_processes
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import linformer_kit
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.files import manifest, runs
 from linformer_kit.files.manifest import MANIFEST, checked_folder, damage, recover, write_manifest
 from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.commands.cli import main
-from linformer_kit.errors import Stopped
+from linformer_cli.cli import main
+from linformer_cli.errors import Stopped
 from linformer_kit.files.runs import find_checkpoint
 from linformer_kit.training import process
 from linformer_kit.training.loop import Training

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from linformer_kit.errors import InputError, machine_failure
+from linformer_cli.errors import InputError, machine_failure
 from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
 
 

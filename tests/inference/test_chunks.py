@@ -12,7 +12,7 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.inference import batches, embed
 from linformer_kit.inference.chunks import embed_chunks
 from tests.conftest import fail, write_bert

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.inference.fill_mask import fill_mask
 from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 

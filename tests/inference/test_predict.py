@@ -16,14 +16,14 @@ import pytest
 import torch
 from transformers import pipeline
 
+from linformer_cli.cli import main
+from linformer_cli.errors import InputError
+from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
-from linformer_kit.commands.cli import main
 from linformer_kit.data.labelled import TASKS, columns_of_task
-from linformer_kit.errors import InputError
 from linformer_kit.files.writing import write_new
 from linformer_kit.inference import batches, classifier, files
 from linformer_kit.inference.predict import predict
-from linformer_kit.settings import PredictSettings
 from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
 

@@ -12,14 +12,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment, linearize
-from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import Batches, by_length
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
-from linformer_kit.settings import EmbedSettings, PredictSettings
 from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import linformer_kit as lk
+from linformer_cli.settings import LinearizeSettings
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.settings import LinearizeSettings
 from tests.conftest import values_of
 from tests.families import FAMILIES, build, example
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from linformer_cli.cli import main
 from linformer_kit import InputError
-from linformer_kit.commands.cli import main
 from linformer_kit.linearized.layers import attention_layers
 from tests.conftest import as_in_the_paper, fail_last_line, write_corpus, write_teacher
 from tests.families import FAMILIES, build, example

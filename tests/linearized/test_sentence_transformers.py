@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from tests.conftest import write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"

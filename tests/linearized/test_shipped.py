@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.linearized.adapter import ABOUT, CARD, read_adapter, shipped_adapters
 
 SHIPPED = shipped_adapters()

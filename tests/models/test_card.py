@@ -7,8 +7,8 @@ import re
 import pytest
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
+from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForQuestionAnswering, LinformerModel, linearize
-from linformer_kit.commands.cli import main
 from linformer_kit.files.manifest import damage, listed
 from tests.conftest import SIZES, write_teacher
 

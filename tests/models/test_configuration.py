@@ -8,9 +8,9 @@ import re
 import pytest
 from transformers import AutoConfig
 
+from linformer_cli.settings import ModelSettings
 from linformer_kit import InputError, LinformerConfig, LinformerModel
 from linformer_kit.models.configuration import warn_of_unknown
-from linformer_kit.settings import ModelSettings
 
 
 def test_fields_and_defaults_are_those_of_the_settings():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from reproduce import embeddings
 from reproduce.common import run
 from tests.conftest import PRETRAIN_SIZES, write_teacher

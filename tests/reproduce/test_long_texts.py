@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from reproduce.long_texts import LongText, draw_passkeys, draw_sentences, hide, sentence_spans, with_tokens
 from tests.long_texts import article, write_encoder
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from linformer_cli.errors import DivergedError
+from linformer_cli.settings import FinetuneSettings
 from linformer_kit.data.labelled import load_labelled
-from linformer_kit.errors import DivergedError
-from linformer_kit.settings import FinetuneSettings
 from reproduce import table2
 from reproduce.common import run
 from tests.conftest import write_model, write_tasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from linformer_kit.settings import ModelSettings, portable
+from linformer_cli.settings import ModelSettings, portable
 
 
 @dataclasses.dataclass

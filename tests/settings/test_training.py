@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from linformer_cli.parser import parse
 from linformer_kit import InputError
-from linformer_kit.commands.parser import parse
 
 NEEDED = {"pretrain": [], "finetune": ["--model", "m", "--train_file", "t.csv"], "distill": ["teacher", "student"]}
 

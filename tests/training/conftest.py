@@ -11,10 +11,10 @@ import pytest
 import torch
 from datasets import Dataset
 
+from linformer_cli.settings.commands import OneModelTrainingSettings
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.settings.commands import OneModelTrainingSettings
 from linformer_kit.training.loop import Training
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel

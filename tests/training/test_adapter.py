@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModel, AutoTokenizer
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.linearized.adapter import read_adapter
 from tests.conftest import fail_last_line, write_teacher
 from tests.training.test_distill import LENGTH, WORDS, distill

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from linformer_cli.errors import MachineError
 from linformer_kit import InputError, LinformerForMaskedLM
-from linformer_kit.errors import MachineError
 from linformer_kit.files.manifest import damage, write_manifest
 from linformer_kit.training.checkpoint import (
     OPTIMIZER,

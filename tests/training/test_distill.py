@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
 
 pytestmark = pytest.mark.e2e

@@ -18,7 +18,7 @@ from transformers import (
     RobertaModel,
 )
 
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.inference.classifier import trained_columns
 from linformer_kit.report.classification import best_run
 from tests.conftest import PRETRAIN_SIZES, fail, write_model

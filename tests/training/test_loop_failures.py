@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from linformer_kit.errors import DivergedError, Stopped
+from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit.files import runs
 from tests.training.conftest import after_updates, losses, same_parameters, spoilt
 

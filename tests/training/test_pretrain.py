@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import main
+from linformer_cli.cli import main
 from linformer_kit.training.pretrain import _unigram_entropy
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 

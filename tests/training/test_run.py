@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from linformer_cli.errors import MachineError
 from linformer_kit import InputError
-from linformer_kit.errors import MachineError
 from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run, measurements
 from tests.training.conftest import small_plan, small_settings, spoilt

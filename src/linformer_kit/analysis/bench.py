@@ -9,16 +9,16 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import BenchSettings, portable
 from linformer_kit.analysis.encoders import Encoder, Mode, device_of, dtype_of, memory_of, time_encoders
 from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.environment import environment
-from linformer_kit.errors import InputError
 from linformer_kit.files.folders import check_new_folder, check_writable
 from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
 from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
-from linformer_kit.settings import BenchSettings, portable
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 

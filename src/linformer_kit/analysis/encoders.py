@@ -14,9 +14,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import RobertaConfig, RobertaModel
 
+from linformer_cli.errors import input_errors
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.environment import use_bf16
-from linformer_kit.errors import input_errors
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel
 

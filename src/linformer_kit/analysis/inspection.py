@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import InspectSettings, recorded_name
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import load_model
@@ -22,7 +23,6 @@ from linformer_kit.models.modeling import LinformerModel
 from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.report.base import code, shortened, table, write_json
 from linformer_kit.report.figures import new_figure, save_figure
-from linformer_kit.settings import InspectSettings, recorded_name
 
 _PANELS = 4  # layers, and heads, that are plotted by default
 _LABELLED_TOKENS = 32  # with more, the axis has no labels

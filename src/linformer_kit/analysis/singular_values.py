@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.projections import is_integer

@@ -1,10 +1,10 @@
 """`linformer adapters`."""
 
+from linformer_cli.settings import AdaptersSettings
 from linformer_kit.files.manifest import read_json
 from linformer_kit.linearized.adapter import ABOUT, adapter_folder, shipped_adapters
 from linformer_kit.models.card import CARD
 from linformer_kit.report.base import table
-from linformer_kit.settings import AdaptersSettings
 
 _COLUMNS = ["adapter", "base model", "licence", "n", "k", "cosine", "MB"]
 

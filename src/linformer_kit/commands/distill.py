@@ -2,8 +2,8 @@
 
 from accelerate import PartialState
 
+from linformer_cli.settings import DistillSettings
 from linformer_kit.report.distillation import distill_markdown
-from linformer_kit.settings import DistillSettings
 from linformer_kit.training.distill import distill
 from linformer_kit.training.memory import keep_freed_memory
 

@@ -2,8 +2,8 @@
 
 import sys
 
+from linformer_cli.settings import EmbedSettings
 from linformer_kit.inference.embed import embed
-from linformer_kit.settings import EmbedSettings
 
 
 def main(settings: EmbedSettings) -> None:

@@ -1,8 +1,8 @@
 """`linformer evaluate`."""
 
+from linformer_cli.settings import EvaluateSettings
 from linformer_kit.inference.evaluate import evaluate
 from linformer_kit.report.classification import evaluation_markdown
-from linformer_kit.settings import EvaluateSettings
 
 
 def main(settings: EvaluateSettings) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from linformer_cli.settings import ExportSettings
 from linformer_kit.export.folder import export
-from linformer_kit.settings import ExportSettings
 
 
 def main(settings: ExportSettings) -> None:

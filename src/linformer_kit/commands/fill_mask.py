@@ -2,8 +2,8 @@
 
 import json
 
+from linformer_cli.settings import FillMaskSettings
 from linformer_kit.inference.fill_mask import fill_mask
-from linformer_kit.settings import FillMaskSettings
 
 
 def main(settings: FillMaskSettings) -> None:

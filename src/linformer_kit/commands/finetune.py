@@ -2,8 +2,8 @@
 
 from accelerate import PartialState
 
+from linformer_cli.settings import FinetuneSettings
 from linformer_kit.report.classification import finetune_markdown
-from linformer_kit.settings import FinetuneSettings
 from linformer_kit.training.finetune import finetune
 from linformer_kit.training.memory import keep_freed_memory
 

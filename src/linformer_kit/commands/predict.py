@@ -2,8 +2,8 @@
 
 import sys
 
+from linformer_cli.settings import PredictSettings
 from linformer_kit.inference.predict import predict
-from linformer_kit.settings import PredictSettings
 
 
 def main(settings: PredictSettings) -> None:

@@ -3,9 +3,9 @@
 from accelerate import PartialState
 from transformers import AutoTokenizer
 
-from linformer_kit.errors import DivergedError
+from linformer_cli.errors import DivergedError
+from linformer_cli.settings import PretrainSettings
 from linformer_kit.report.pretraining import pretrain_markdown
-from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
 

@@ -13,12 +13,12 @@ import pyarrow
 from datasets import Dataset, Features, IterableDataset
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import CorpusSettings, names_only
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.read import Documents, check_columns, load_hub, read_documents
 from linformer_kit.data.split import held_out, hold_out_of_stream
-from linformer_kit.errors import InputError
-from linformer_kit.settings import CorpusSettings, names_only
 
 # Enough for a stable validation loss, and few enough to keep in memory.
 STREAM_VALIDATION_DOCUMENTS = 1000

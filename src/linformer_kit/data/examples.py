@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.read import Row, TextColumns, check_text
-from linformer_kit.errors import InputError
 
 _SHOWN = 10  # maximum number of classes that an error lists
 _INTEGER = re.compile(r"(0|-?[1-9]\d{,17})(\.0+)?", re.ASCII)  # with more digits it is a name

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.cached import content_hash
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
-from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import file_fingerprint
 
 SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES

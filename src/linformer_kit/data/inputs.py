@@ -20,11 +20,11 @@ from jaxtyping import Int, Num
 from torch.utils.data import Dataset as TorchDataset
 from tqdm import tqdm
 
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.cached import cached_dataset, content_hash
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
 from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
-from linformer_kit.settings import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from datasets import Dataset
 from jaxtyping import Int
 from transformers import PreTrainedTokenizerFast
 
-from linformer_kit.errors import InputError
-from linformer_kit.settings import IGNORED_LABEL
+from linformer_cli.errors import InputError
+from linformer_cli.settings import IGNORED_LABEL
 
 FILLER = None  # index of a block without labels, which fills up batches
 _MASKED, _REPLACED = 0.8, 0.1  # shares of the selected tokens, as in BERT and RoBERTa; the others are unchanged

@@ -22,6 +22,8 @@ from datasets import Dataset, IterableDataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
@@ -32,9 +34,7 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.settings import IGNORED_LABEL, PretrainSettings
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ import pyarrow
 import pyarrow.parquet
 from datasets import ClassLabel, Dataset, IterableDataset, load_dataset
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
 
 TEXT_SUFFIXES = (".txt", ".py", ".md")
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")

@@ -13,7 +13,7 @@ import numpy as np
 from datasets import IterableDataset
 from jaxtyping import Bool
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 _HASH_BYTES = 8
 

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.cached import content_hash
 from linformer_kit.data.read import Text
-from linformer_kit.errors import InputError, input_errors
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 

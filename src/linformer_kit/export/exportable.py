@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings import EvaluateSettings, ExportSettings, portable
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.labelled import load_measured, metrics_of
 from linformer_kit.data.read import TextColumns, read_texts
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import environment, versions
-from linformer_kit.errors import InputError, renamed
 from linformer_kit.export.exportable import (
     CLASSIFIER,
     ENCODER,
@@ -41,7 +42,6 @@ from linformer_kit.inference.classifier import read_labels, trained_columns
 from linformer_kit.inference.files import check_text_column, file_of_texts
 from linformer_kit.inference.scores import answers_of, scores
 from linformer_kit.report.base import write_json
-from linformer_kit.settings import EvaluateSettings, ExportSettings, portable
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OF_VALIDATION = ("text_column", "text_pair_column", "label_column", "max_eval_samples")

@@ -18,12 +18,12 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import PreTrainedModel
 
-from linformer_kit.errors import InputError, input_errors, machine_failure
+from linformer_cli.errors import InputError, input_errors, machine_failure
+from linformer_cli.settings import ExportSettings
 from linformer_kit.export.exportable import Arrays, Case, Run, Source, check_agreement, random_inputs
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.card import write_card
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.settings import ExportSettings
 
 FILE = "model.onnx"
 _RUNTIME, _INT8 = "ONNX Runtime", "ONNX Runtime int8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 
 def check_new_folder(name: str, folder: str) -> Path:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.files.writing import OLD, PART, flush, remove_tree, write_whole
 
 MANIFEST = "manifest.json"

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.files.folders import check_writable, new_folder
 from linformer_kit.files.manifest import MANIFEST, damage, listed_files, recover, remove_listed
 from linformer_kit.files.writing import remove_tree

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linformer_kit.errors import InputError, errors_named
+from linformer_cli.errors import InputError, errors_named
 
 PART, OLD = ".part", ".old"  # suffixes of hidden temporary names: being written, and about to be replaced
 # Seconds without a write after which a temporary file is taken for that of a killed process.

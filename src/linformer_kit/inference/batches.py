@@ -12,9 +12,9 @@ import torch
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from linformer_cli.errors import InputError, error_text
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import InputError, error_text
 from linformer_kit.interop.loading import input_length
 
 Text = tuple[str, str | None]

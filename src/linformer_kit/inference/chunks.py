@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import Text
 from linformer_kit.inference.embedder import Embedder

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float, Int
 from transformers import PreTrainedConfig
 
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import ClassifierSettings, is_local_path
 from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device
-from linformer_kit.errors import InputError, input_errors
 from linformer_kit.inference.batches import Batches, Text
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
-from linformer_kit.settings import ClassifierSettings, is_local_path
 
 
 class Classifier:

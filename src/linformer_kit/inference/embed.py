@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import EmbedSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TextColumns, read_inputs
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
-from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.inference.batches import together
@@ -22,7 +23,6 @@ from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, emb
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.inference.files import GrowingFile, check_new, check_not_read, check_text_column
 from linformer_kit.interop.loading import fingerprint
-from linformer_kit.settings import EmbedSettings
 
 _NUMBER = np.dtype("<f4")
 

@@ -11,15 +11,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
+from linformer_cli.errors import InputError, input_errors, renamed
+from linformer_cli.settings import is_local_path
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device
-from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.inference.batches import Batches, BatchSettings, Run
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.sentences import text_encoder
 from linformer_kit.models.positions import longest_input
-from linformer_kit.settings import is_local_path
 
 _KIND = "an encoder of texts"
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}

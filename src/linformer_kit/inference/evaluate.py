@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from linformer_cli.settings import EvaluateSettings, portable, recorded_name
 from linformer_kit.data.labelled import load_measured, metrics_of, task_of
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
@@ -22,7 +23,6 @@ from linformer_kit.inference.scores import (
     scores,
 )
 from linformer_kit.report.classification import write_evaluation_report
-from linformer_kit.settings import EvaluateSettings, portable, recorded_name
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:

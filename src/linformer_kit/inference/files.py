@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from linformer_cli.errors import InputError, errors_named
 from linformer_kit.data.files import as_file, check_file
 from linformer_kit.data.read import is_table
-from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.writing import write_new, write_whole
 

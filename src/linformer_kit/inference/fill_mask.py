@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.positions import longest_input

@@ -11,15 +11,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from linformer_cli.errors import InputError
+from linformer_cli.settings import PredictSettings
 from linformer_kit.data.read import TextColumns, is_table, read_texts
-from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.inference.batches import Text, together
 from linformer_kit.inference.classifier import Classifier, trained_columns
 from linformer_kit.inference.files import GrowingFile, check_not_read, check_text_column, file_of_texts
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
-from linformer_kit.settings import PredictSettings
 
 _DIGITS = 6
 

@@ -11,9 +11,9 @@ from jaxtyping import Float, Num
 from scipy.special import expit, log_expit, log_softmax, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
+from linformer_cli.errors import InputError
 from linformer_kit.data.examples import Example, Labels
 from linformer_kit.data.labelled import ACCURACY, F1, MACRO_F1, MICRO_F1
-from linformer_kit.errors import InputError
 
 _AVERAGES = {MACRO_F1: "macro", MICRO_F1: "micro"}
 

@@ -1,1 +1,1 @@
-"""Load and convert models and tokenizers of other libraries; register ours with transformers."""
+"""Load and convert models and tokenizers of other libraries."""

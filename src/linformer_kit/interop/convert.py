@@ -12,7 +12,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_cli.errors import InputError, input_errors, renamed
+from linformer_cli.settings import ConvertSettings, LinearizeSettings, ResizeMode, SlotSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
@@ -34,7 +35,6 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.positions import longest_input
-from linformer_kit.settings import ConvertSettings, LinearizeSettings, ResizeMode, SlotSettings
 
 _KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from transformers.utils import output_capturing
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import project, tokens_as_slots
 from linformer_kit.operator.drop_in import padding_from_scores

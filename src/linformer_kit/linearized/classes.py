@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, FullAttention, LocalAttention, SharedProjection
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
+from linformer_cli.settings.declare import settings
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import HeadGroups, SequenceProjection, build_projection, largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
-from linformer_kit.settings.declare import settings
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
 _Size = Annotated[int, Field(ge=1, le=LONGEST)]

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
 
 _NAME = "linformer_probe"
 _TOKENS = 4

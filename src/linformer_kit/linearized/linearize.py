@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from linformer_kit.errors import InputError, renamed
+from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings import (
+    LinearizeSettings,
+    Projection,
+    ProjectionInitializer,
+    ResizeMode,
+    Sharing,
+    ShorterInput,
+)
 from linformer_kit.linearized.adapter import Adapter, read_adapter
 from linformer_kit.linearized.classes import (
     LinearizedModel,
@@ -25,14 +33,6 @@ from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encode
 from linformer_kit.models.card import card_of, how_to_load
 from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.settings import (
-    LinearizeSettings,
-    Projection,
-    ProjectionInitializer,
-    ResizeMode,
-    Sharing,
-    ShorterInput,
-)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

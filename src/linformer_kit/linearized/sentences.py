@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from linformer_cli.settings import ResizeMode
 from linformer_kit.models.card import write_card
 from linformer_kit.models.positions import check_positions, set_positions
 from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
-from linformer_kit.settings import ResizeMode
 
 
 class LinearModel(PreTrainedModel):

@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCard, try_to_load_from_cache
 from transformers import PreTrainedModel
 
-from linformer_kit.settings import is_local_path
+from linformer_cli.settings import is_local_path
 
 CARD = "README.md"
 

@@ -13,10 +13,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import ModelSettings
 from linformer_kit.operator.projections import PROJECTIONS, largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.inputs import check_ids, check_integers
 from linformer_kit.models.losses import label_loss, position_loss, problem_of, token_loss
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.settings import IGNORED_LABEL
 
 
 class LinformerLMHead(nn.Module):

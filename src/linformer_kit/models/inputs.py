@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.values import has_values, require_in_trace, values_are_cheap
 

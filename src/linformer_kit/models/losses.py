@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.inputs import check_ids, check_integers
-from linformer_kit.settings import IGNORED_LABEL
 
 
 def token_loss(

@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.embeddings import LinformerEmbeddings, default_position_ids, first_token

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import check_resize, is_integer
 from linformer_kit.operator.projections.resampling import resize_positions

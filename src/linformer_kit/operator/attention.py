@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator import checks, kernels
 from linformer_kit.operator.drop_in import (
     Layout,

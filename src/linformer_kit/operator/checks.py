@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, is_integer
-from linformer_kit.settings.declare import LONGEST
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator.values import has_values, require_in_trace
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 
 def is_exporting() -> bool:

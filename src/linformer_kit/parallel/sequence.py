@@ -24,7 +24,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
@@ -41,7 +42,6 @@ from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
-from linformer_kit.settings import IGNORED_LABEL
 
 SEQUENCE_DIMENSION = "sequence"
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None) -> None:

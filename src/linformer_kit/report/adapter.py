@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from linformer_cli.settings import DistillSettings
+from linformer_cli.settings.files import spelled
 from linformer_kit.report.base import table
-from linformer_kit.settings import DistillSettings
-from linformer_kit.settings.files import spelled
 
 _FIGURES = {"cosine": "cosine of mean embeddings", "error": "error of the last hidden states"}
 # The teacher is named in the command; the others change no result.

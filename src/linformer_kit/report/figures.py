@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.errors import errors_named
+from linformer_cli.errors import errors_named
 
 _DOTS_PER_INCH = 150
 Curves = Mapping[str, Sequence[Sequence[float]]]  # pairs of update and value by the name of the curve

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from linformer_cli.settings import DistillSettings, LinearizeSettings, recorded_name
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
@@ -29,7 +30,6 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.adapter import adapter_card
-from linformer_kit.settings import DistillSettings, LinearizeSettings, recorded_name
 from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 

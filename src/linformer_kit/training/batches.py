@@ -13,8 +13,8 @@ from accelerate import PartialState
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, IterableDataset
 
-from linformer_kit.errors import InputError
-from linformer_kit.settings import TrainingSettings
+from linformer_cli.errors import InputError
+from linformer_cli.settings import TrainingSettings
 from linformer_kit.training.process import ignore_signals
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Batch, Task

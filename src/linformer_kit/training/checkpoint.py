@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.errors import InputError, error_text, failure_kind, input_errors, machine_failure
+from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
 from linformer_kit.files.manifest import checked_folder, listed, listed_files, whole_contents
 from linformer_kit.models.card import CARD
 from linformer_kit.training.state import TrainingState

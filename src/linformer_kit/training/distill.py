@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from linformer_cli.errors import DivergedError, InputError, renamed
+from linformer_cli.settings import DistillSettings, check_model_is_kept, recorded_name
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
@@ -21,7 +22,6 @@ from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.settings import DistillSettings, check_model_is_kept, recorded_name
 from linformer_kit.training.adapter import (
     add_adapter,
     example_embedding,

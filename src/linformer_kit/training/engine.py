@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import use_bf16
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.parallel.sharded import shard
-from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.batches import to_device
 from linformer_kit.training.tasks.base import Batch, Task
 

@@ -17,12 +17,13 @@ from transformers import (
     set_seed,
 )
 
+from linformer_cli.errors import DivergedError, InputError, input_errors
+from linformer_cli.settings import FinetuneSettings, check_model_is_kept, recorded_name
 from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledInputs, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.files.manifest import read_json
 from linformer_kit.inference.scores import (
     answers_of,
@@ -34,7 +35,6 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_model_is_kept, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state

@@ -12,7 +12,7 @@ from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from tqdm import tqdm
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.training.memory import most_bytes
 from linformer_kit.training.state import TrainingState
 

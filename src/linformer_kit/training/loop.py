@@ -16,10 +16,10 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from linformer_kit.errors import DivergedError, InputError, Stopped
+from linformer_cli.errors import DivergedError, InputError, Stopped
+from linformer_cli.settings import TrainingSettings
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
-from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
 from linformer_kit.training.engine import Engine

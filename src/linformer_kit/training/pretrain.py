@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast, set_seed
 
+from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings import ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
@@ -18,14 +20,12 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.fill_mask import load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
-from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements

@@ -17,8 +17,9 @@ import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
+from linformer_cli.errors import DivergedError, InputError
+from linformer_cli.settings import TrainingSettings, portable
 from linformer_kit.environment import environment, versions
-from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import (
     CHECKPOINT,
@@ -29,7 +30,6 @@ from linformer_kit.files.runs import (
     open_output_dir,
 )
 from linformer_kit.files.writing import write_new, write_whole
-from linformer_kit.settings import TrainingSettings, portable
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training

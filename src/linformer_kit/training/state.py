@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field, Strict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import TRAINER_STATE
 

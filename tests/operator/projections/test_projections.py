@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 import torch
 
+from linformer_cli.settings import Projection
 from linformer_kit import InputError, RandomProjection
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
 from linformer_kit.operator.projections.base import Inputs
 from linformer_kit.operator.projections.head_maps import HeadMap
-from linformer_kit.settings import Projection
 
 
 def test_random_entries_have_variance_one_over_k():

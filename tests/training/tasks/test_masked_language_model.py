@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from linformer_kit.settings import IGNORED_LABEL
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.training.tasks import masked_language_model
 from linformer_kit.training.tasks.masked_language_model import drawn_projected_dim
 from tests.training.conftest import TRAIN

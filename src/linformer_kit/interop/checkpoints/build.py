@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from linformer_kit.errors import InputError, renamed
+from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings import ResizeMode
 from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, loaded, resize
@@ -19,7 +20,6 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode
 
 ENCODER = "a pretrained encoder"  # in errors
 # Model type: prefix of its class names.

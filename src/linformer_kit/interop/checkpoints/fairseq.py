@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel

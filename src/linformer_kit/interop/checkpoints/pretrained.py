@@ -16,9 +16,9 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import read_json
-from linformer_kit.settings import is_local_path
 
 _INDEX = "model.safetensors.index.json"
 # Numbers in a configuration up to this need no weights of that size, such as the lengths of models without positions.

@@ -9,10 +9,10 @@ from pathlib import Path
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import SENTENCE_FILES
-from linformer_kit.settings import is_local_path
 
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = "max_seq_length"

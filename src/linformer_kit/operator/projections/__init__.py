@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator.projections.base import (
     BIAS_ORDERS,
     SHARINGS,

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
+from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit.operator.neighbours import Exchange
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, is_integer, slots_by_head
 from linformer_kit.operator.slots import Slots
-from linformer_kit.settings import BiasOrder, Sharing, ShorterInput
 
 SHARINGS = get_args(Sharing)
 BIAS_ORDERS = get_args(BiasOrder)

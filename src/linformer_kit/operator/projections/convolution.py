@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.projections.windows import MappedWindowProjection, Windows

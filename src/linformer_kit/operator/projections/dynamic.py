@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.projections.base import Inputs, LearnedProjection
 from linformer_kit.operator.projections.matrices import MatrixProjection

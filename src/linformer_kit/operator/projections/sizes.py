@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
-from linformer_kit.errors import InputError
-from linformer_kit.settings import ResizeMode
+from linformer_cli.errors import InputError
+from linformer_cli.settings import ResizeMode
 
 RESIZE_MODES = get_args(ResizeMode)
 

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 Matrices = Float[Tensor, "heads slots seq_len"]
 

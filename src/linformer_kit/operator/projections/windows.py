@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import Inputs, SequenceProjection
 from linformer_kit.operator.projections.head_maps import of_heads

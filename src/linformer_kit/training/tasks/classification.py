@@ -12,9 +12,9 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
 from linformer_kit.inference.scores import answers_of, losses, scores
-from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.tasks.base import Batch, Task
 
 

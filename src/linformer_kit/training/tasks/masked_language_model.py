@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerBase
 
+from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
 from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
-from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.tasks.base import Batch, Task
 
 # The head runs on a multiple of this number of tokens. With another number in each update, logits of ever new sizes

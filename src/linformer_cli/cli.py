@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from linformer_kit.commands.output import errors_reported, prepare_output, set_up_logging
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import COMMANDS
-from linformer_kit.errors import OutOfMemoryError, machine_failure, out_of_memory
+from linformer_cli.errors import OutOfMemoryError, machine_failure, out_of_memory
+from linformer_cli.output import errors_reported, prepare_output, set_up_logging
+from linformer_cli.parser import parse
+from linformer_cli.table import COMMANDS
 
 # Settings that memory depends on, the first to lower first.
 _OF_MEMORY = (
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_output()
     with errors_reported():
         name, settings = parse(arguments)
-        run = importlib.import_module(COMMANDS[name].module or f"{__package__}.{name.replace('-', '_')}").main
+        run = importlib.import_module(COMMANDS[name].module or f"linformer_kit.commands.{name.replace('-', '_')}").main
         set_up_logging()
         try:
             run(settings)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from linformer_kit.errors import InputError, Stopped, error_text, machine_failure
+from linformer_cli.errors import InputError, Stopped, error_text, machine_failure
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from linformer_kit.errors import InputError
+from linformer_cli.errors import InputError
 
 # More than any settings have; YAML anchors can expand a few lines to billions of values.
 _MOST_VALUES = 100_000

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import yaml
 
-from linformer_kit._version import __version__
-from linformer_kit.commands.table import COMMANDS, RECIPES, Command
-from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import TITLES, Setting, meant, settings_of
-from linformer_kit.settings.files import read_yaml, spelled
+from linformer_cli._version import __version__
+from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import TITLES, Setting, meant, settings_of
+from linformer_cli.settings.files import read_yaml, spelled
+from linformer_cli.table import COMMANDS, RECIPES, Command
 
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from linformer_kit import settings
+from linformer_cli import settings
 
-RECIPES = {path.stem: path for path in sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))}
+RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 
 
 class Command(NamedTuple):

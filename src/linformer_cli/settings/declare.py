@@ -29,8 +29,8 @@ from typing import get_type_hints as hints_of
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from linformer_kit.errors import InputError
-from linformer_kit.settings.files import spelled
+from linformer_cli.errors import InputError
+from linformer_cli.settings.files import spelled
 
 T = TypeVar("T")
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}

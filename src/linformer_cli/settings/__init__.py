@@ -3,7 +3,7 @@
 Imports no torch or transformers, so that `linformer --help` starts fast. Fields without a default come from the recipe.
 """
 
-from linformer_kit.settings.commands import (
+from linformer_cli.settings.commands import (
     AdaptersSettings,
     BenchSettings,
     ClassifierSettings,
@@ -24,8 +24,8 @@ from linformer_kit.settings.commands import (
     TrainingSettings,
     check_model_is_kept,
 )
-from linformer_kit.settings.files import is_local_path, names_only, portable, read_yaml, recorded_name
-from linformer_kit.settings.model import (
+from linformer_cli.settings.files import is_local_path, names_only, portable, read_yaml, recorded_name
+from linformer_cli.settings.model import (
     IGNORED_LABEL,
     Attention,
     BiasOrder,

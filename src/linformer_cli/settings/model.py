@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from linformer_kit.settings.declare import (
+from linformer_cli.settings.declare import (
     BelowOne,
     Count,
     CountOrZero,

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import (
+from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import (
     Adapter,
     Amount,
     Argument,
@@ -36,8 +36,8 @@ from linformer_kit.settings.declare import (
     Training,
     settings,
 )
-from linformer_kit.settings.files import is_local_path
-from linformer_kit.settings.model import (
+from linformer_cli.settings.files import is_local_path
+from linformer_cli.settings.model import (
     Attention,
     LinearizeSettings,
     ModelSettings,
