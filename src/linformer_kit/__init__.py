@@ -16,8 +16,7 @@ from transformers import (
 
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.choose import choose_projected_dims
-from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum
+from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig

@@ -45,7 +45,7 @@ def test_saved_is_the_transformers_over_ours():
         (["--lengths", "128"], "lengths: expected more than the smallest of projected_dims, 128, got 128"),
         (["--num_attention_heads", "7"], "num_attention_heads: expected a divisor of hidden_size 768, got 7"),
         (["--device", "toaster"], "device: expected cpu or an available accelerator, got toaster: "),
-        (["--projected_dims", "0"], "projected_dims: expected 1 or more, got 0"),
+        (["--projected_dims", "0"], "projected_dims: expected greater than or equal to 1, got 0"),
         (["--output_dir", "full"], "output_dir: expected a new or empty folder, got full, which exists"),
     ],
 )

@@ -83,7 +83,7 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
         (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
         (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
-        (["--document", "file", "--samples", "99"], "9.txt: not UTF-8 at byte 0 (0xff)"),
+        (["--document", "file", "--samples", "99"], "9.txt: expected UTF-8 text, got the byte 0xff"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):

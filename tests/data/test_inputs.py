@@ -129,14 +129,12 @@ def test_a_file_is_made_once_and_mapped_and_again_if_damaged(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_once_it_has_not_grown_for_a_day(tmp_path):
-    for name, age in (("writing-killed", 25), ("writing-alive", 23), ("other", 99)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "b.arrow").write_bytes(b"half")
+    for name, age in ((".killed.7.part", 25), (".alive.7.part", 23), ("other", 99)):
+        (tmp_path / name).write_bytes(b"half")
         then = time.time() - age * 3600
-        for path in (tmp_path / name / "b.arrow", tmp_path / name):
-            os.utime(path, (then, then))
+        os.utime(tmp_path / name, (then, then))
     cached_dataset(tmp_path / "a.arrow", SCHEMA, batches)
-    assert sorted(os.listdir(tmp_path)) == ["a.arrow", "other", "writing-alive"]
+    assert sorted(os.listdir(tmp_path)) == [".alive.7.part", "a.arrow", "other"]
 
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path):

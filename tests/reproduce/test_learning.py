@@ -30,7 +30,7 @@ def start(script, folder, *options: object) -> dict:
 def test_settings_of_all_variants_are_valid(name):
     for variant in STUDIES[name].variants.values():
         values = BASE | STUDIES[name].base | variant.changes | {"learning_rate": variant.rates[0]}
-        pretrain.check(pretrain_settings(values))
+        pretrain._check(pretrain_settings(values))
     assert set(STUDIES[name].drawn) <= set(STUDIES[name].variants)
 
 

@@ -130,7 +130,7 @@ def test_several_classes_of_a_text(encoder, tmp_path, capsys):
     assert all(json.loads(line)["label"] == ["a", "b"] for line in capsys.readouterr().out.splitlines())
     main(["evaluate", str(tmp_path / "out"), "--validation_file", str(path), "--threshold", "0"])
     assert "| `a` | 0.500 | 1.000 |" in capsys.readouterr().out
-    assert "threshold: expected 0 to 1" in fail(
+    assert "threshold: expected less than or equal to 1, got 2" in fail(
         capsys, "evaluate", tmp_path / "out", "--validation_file", path, "--threshold", 2
     )
 

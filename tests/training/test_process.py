@@ -44,9 +44,9 @@ def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatc
                 assert torch._inductor.config.deterministic
                 raise ZeroDivisionError
             assert torch.get_deterministic_debug_mode() == before and torch.backends.cudnn.benchmark
+            assert torch._inductor.config.deterministic == (mode == "warn")
     finally:
-        torch.set_deterministic_debug_mode("default")
-    assert not torch._inductor.config.deterministic
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):

@@ -389,9 +389,8 @@ class SpectrumSettings(DocumentSettings):
     model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
     # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     text_file: Texts[list[File] | None] = None
-    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = (
-        None  # n, tokens per sequence; default: 512, or the model's maximum.
-    )
+    # n, tokens per sequence; default: 512, or the model's maximum.
+    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None
     samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
     # Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`; so do energy and
     # budget.
