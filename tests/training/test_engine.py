@@ -218,6 +218,7 @@ def check_process(rank: int, processes: int, port: int) -> None:
     assert engine.largest(3 * rank) == 3 * (processes - 1)
     wrong = engine.checked_loss(losses, math.nan if rank == processes - 1 else 1.0)[1]
     assert wrong == "a gradient norm of nan"
+    del engine  # DistributedDataParallel may wait for ever if its process group is destroyed first
     dist.destroy_process_group()
 
 
