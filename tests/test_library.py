@@ -39,7 +39,7 @@ print(changed(before), matplotlib.get_backend(), "matplotlib.pyplot" in sys.modu
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_imports_and_figures_change_nothing(tmp_path):
     """Neither settings nor generators, nor matplotlib's backend; and pyplot, which has a state of its own, is not loaded."""
     command = [sys.executable, "-c", IMPORTS, str(tmp_path / "drawn.png")]

@@ -78,6 +78,7 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
     check(command, cases, tmp_path, processes=1, cuts=(False,))
 
 
+@pytest.mark.slow
 def test_in_two_processes_too(command, tmp_path):
     """A model in pieces, and a stream."""
     cases = [(("pretrain", "true", 2, 0), SHARDED), (("pretrain", "false", 1, 0), STREAMED)]

@@ -35,7 +35,7 @@ def load(folder) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-@pytest.mark.parametrize(("longest", "limit"), [(None, 19), (74, 74)])
+@pytest.mark.parametrize(("longest", "limit"), [pytest.param(None, 19, marks=pytest.mark.slow), (74, 74)])
 def test_the_embedder_itself_becomes_linear(folder, tmp_path, longest, limit):
     model = load(folder)
     expected = model.encode(TEXTS)

@@ -16,7 +16,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, fields, of_shorter, randomise, tokens, values_of
+from tests.conftest import KINDS, SHARINGS, fields, of_shorter, randomise, slow_but, tokens, values_of
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -232,7 +232,7 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["none", "window_norm_first"])
+@pytest.mark.parametrize("kind", slow_but(["window_norm_first"], ["none", "window_norm_first"]))
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiles_as_one_graph(config, kind):

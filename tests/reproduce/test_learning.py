@@ -53,7 +53,7 @@ def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
     assert start(learning, tmp_path / "out", *options)["records"] == content["records"]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     """All begin with one Transformer, which is made longer and linear."""
     monkeypatch.setattr(figure3, "_START_LENGTH", 16)

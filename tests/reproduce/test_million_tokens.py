@@ -18,7 +18,7 @@ def start(folder, *arguments: object) -> dict:
     return json.loads((folder / "million_tokens.json").read_text())
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_results_and_their_table(tmp_path):
     content = start(tmp_path, "--n", 60_013, "--reference_length", 307)
     short, long = content["records"]
