@@ -102,7 +102,7 @@ def test_our_own_errors_are_tracebacks(monkeypatch):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
 def test_output_that_cannot_be_written_is_one_line():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "linformer_kit", "fill-mask", "model", "text", "--help"]
+    command = [sys.executable, "-c", "from linformer_cli.cli import main; main()", "fill-mask", "--help"]
     with open("/dev/full", "w") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert result.stderr == "linformer: error: standard output: No space left on device\n"

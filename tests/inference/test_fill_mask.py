@@ -63,7 +63,7 @@ def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linea
         assert f"text: expected at most {n} tokens, got {longer}" in error
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_reader_that_has_had_enough_is_no_error(model):
     reader, writer = os.pipe()
     os.close(reader)
