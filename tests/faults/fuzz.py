@@ -141,7 +141,8 @@ def of_a_checkpoint(draw: random.Random, places: Places, folder: Path) -> list[s
     for path in (folder / "run").rglob("metrics.json"):
         path.unlink()  # so that there is something left to do
     checkpoint = next((folder / "run").rglob("checkpoint-1"))
-    change(draw, draw.choice([path for path in sorted(checkpoint.iterdir()) if path.name != "manifest.json"]))
+    read = [path for path in sorted(checkpoint.iterdir()) if path.suffix in (".json", ".safetensors")]
+    change(draw, draw.choice([path for path in read if path.name != "manifest.json"]))
     write_manifest(checkpoint)
     return [*places.commands[name](folder), "--resume"]
 

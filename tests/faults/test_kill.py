@@ -40,9 +40,9 @@ def kill_while_training(command: list[str], folder: Path, log: Path, draw: rando
     while not {path.name for path in folder.glob("checkpoint-*")} - known:  # it has gone on, and can be killed
         assert process.is_alive() and time.monotonic() < deadline, log.read_text()[-2000:]
         time.sleep(0.002)
-    while draw.random() < 0.9 and not list(folder.glob(".checkpoint-*.part")) and process.is_alive():
+    while draw.random() < 0.99 and not list(folder.glob(".checkpoint-*.part")) and process.is_alive():
         time.sleep(0.0005)
-    time.sleep(draw.random() * 0.03)
+    time.sleep(draw.random() * 0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     return bool(list(folder.glob(".checkpoint-*.part")))
