@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.encoders import Encoder, Kind, build
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention
+from linformer_kit.operator.drop_in import LinformerAttention
 
 WINDOW = 512  # tokens; Longformer's window, and the largest of ours
 LANDMARKS, LANDMARK_CONVOLUTION = 64, 65

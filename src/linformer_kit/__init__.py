@@ -29,7 +29,7 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.operator.attention import LinformerAttention
+from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import (
     ConvProjection,
     DynamicProjection,

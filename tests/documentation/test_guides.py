@@ -8,7 +8,7 @@ from transformers import AutoModel, AutoTokenizer
 from tests.conftest import slow_but
 from tests.documentation.pages import PAGES, steps
 
-QUICK = ("convert.md", "how-it-works.md", "python.md", "training.md")
+QUICK = ("convert.md", "how-it-works.md", "operator.md", "python.md", "training.md")
 # Pages of results show how they were made; their commands are parsed by `test_tables`.
 GUIDES = [page for page in PAGES if page != "README.md" and not page.endswith("-results.md") and steps(page)]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
-from linformer_kit.operator.padding import Padding
+from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import OTHERS, SHARINGS, randomise
 
@@ -156,7 +156,7 @@ def test_attention(device, projection, dtype):
         def run(attention):
             like = next(attention.parameters())
             output, weights = attention(
-                query.to(like), key.to(like), key.to(like), Padding.after(lengths, key.shape[1]), need_weights=True
+                query.to(like), key.to(like), key.to(like), padding_after(lengths, key.shape[1]), need_weights=True
             )
             return output.float().square().mean(), output, weights
 

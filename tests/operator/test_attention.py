@@ -94,11 +94,6 @@ def test_a_projection_module_can_be_shared():
     shared = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
     layers = torch.nn.ModuleList(LinformerAttention(EMBED, HEADS, projection=shared) for _ in range(2))
     assert sum(name.endswith("key_projection") for name, _ in layers.named_parameters()) == 1
-    inputs = torch.randn(2, 23, EMBED)
-    inside = layers[0](inputs, inputs, inputs)[0]
-    outside = LinformerAttention(EMBED, HEADS, projection=None)
-    outside.load_state_dict({k: v for k, v in layers[0].state_dict().items() if "projection" not in k})
-    assert torch.equal(outside(inputs, inputs, inputs, projection=shared)[0], inside)
 
 
 X = torch.zeros(2, 23, EMBED)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from linformer_kit import InputError, LinformerAttention
+from linformer_kit.operator.padding import right_padded, take_positions, zero_padding
 from linformer_kit.operator.reference import neighbours_reference
 from tests.conftest import randomise
 
@@ -41,8 +42,10 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
     assert weights.shape == (2, HEADS, N, K + window)
     torch.testing.assert_close(out, attention(x, x, x, mask)[0])
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, HEADS, N, dtype=torch.float64))
-    slots = attention.project(x, x, mask)
-    near_key = slots[0].neighbours.key if projected_dim == K else None
+    order, lengths = right_padded(mask)
+    ordered = zero_padding(take_positions(x, order), lengths)
+    slots = attention.project(ordered, ordered, lengths)
+    near_key = slots.neighbours.key if projected_dim == K else None
     for sample in range(2):
         near = neighbours_reference(~mask[sample], window)
         ranks = ((~mask[sample]).cumsum(0) - 1).tolist()
@@ -53,7 +56,7 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
         if near_key is not None:  # of the query that is at this position, not of one that was moved here
             position = 9
             query = attention.q_proj(x[sample, position]).view(HEADS, 1, -1)
-            keys = torch.cat([slots[0].key[sample], near_key[sample][:, near[position]]], dim=1)
+            keys = torch.cat([slots.key[sample], near_key[sample][:, near[position]]], dim=1)
             expected = (query @ keys.transpose(1, 2) / (WIDTH / HEADS) ** 0.5).softmax(dim=-1)[:, 0]
             torch.testing.assert_close(
                 weights[sample, :, position][weights[sample, :, position] > 0], expected.flatten()

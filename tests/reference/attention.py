@@ -30,9 +30,9 @@ def attention_reference(
     """What the layer must give, by equation 2 or 7."""
     maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
     weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
-    if layer.projection is None:
+    if isinstance(layer.projection, fast.FullAttention):
         return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
-    dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
+    dims = layer.projection.checked_slots(layer.projected_dim, layer.num_heads)
     settings = {
         "bias_order": layer.bias_order,
         "sliding_window": layer.sliding_window,
@@ -136,9 +136,4 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
 
 def _matrix(projection: fast.SequenceProjection, weight: Tensor, head: int, k: int) -> Tensor:
     """The first k rows of a head."""
-    if projection.sharing != "none":
-        return weight[:k]
-    if weight.dim() == 3:
-        return weight[head, :k]
-    first = sum(projection.head_dims[:head])
-    return weight[first : first + k]
+    return weight[:k] if projection.sharing != "none" else weight[head, :k]

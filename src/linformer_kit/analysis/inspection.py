@@ -134,7 +134,7 @@ def projection_matrices(model: LinformerModel, layers: list[int], head: int) -> 
             name, matrix = f"{where} {letter}", parameter.detach()
             if module.sharing == "none":
                 name = f"{name} head {head}"
-                matrix = matrix[head] if module.uniform else matrix.split(module.head_dims)[head]
+                matrix = matrix[head, : module.head_dims[head]]
             matrices[name] = matrix.float().numpy()
     return matrices
 

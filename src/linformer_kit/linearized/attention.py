@@ -5,6 +5,7 @@ Axes: batch, heads, seq_len (n), head_dim, slots (k).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from transformers.utils import output_capturing
 
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator.attention import project, tokens_as_slots
+from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.drop_in import padding_from_scores
-from linformer_kit.operator.padding import Padding, zero_padding
-from linformer_kit.operator.projections import HeadGroups, HeadMap, Inputs, SequenceProjection
-from linformer_kit.operator.slots import Slots, attend_slots, merge_heads
+from linformer_kit.operator.padding import put_back, right_padded, take_positions
+from linformer_kit.operator.projections import FullAttention, SequenceProjection
+from linformer_kit.operator.slots import attend_slots
 from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
@@ -32,27 +33,18 @@ class LocalAttention(nn.Module):
     """State of a layer that keeps the attention that it had, which is limited to a window."""
 
 
-class FullAttention(nn.Module):
-    """State of a layer that keeps full attention: E = F = identity."""
-
-    sliding_window = global_tokens = 0
-
-    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
-        return tokens_as_slots(inputs, groups)
-
-
 class SharedProjection(nn.Module):
     """State of a linear layer that shares E and F with all others: a reference to them, and the slots of this layer.
 
     Args:
         base: The base model, which has E and F; looked up at each call, so that a replacement is used.
-        groups: The heads of this layer, by number of slots.
+        projected_dim: k of this layer, or of each of its heads.
     """
 
-    def __init__(self, base: nn.Module, groups: HeadGroups) -> None:
+    def __init__(self, base: nn.Module, projected_dim: int | list[int]) -> None:
         super().__init__()
         self._base = (base,)  # no submodule: the layer does not contain the model
-        self.groups = groups
+        self.projected_dim = projected_dim
 
     @property
     def projection(self) -> SequenceProjection:
@@ -103,23 +95,32 @@ def linear_attention(
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
-    mapped = HeadMap(None, query.shape[1])  # W_K and W_V have been applied
-    key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
-    inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
-    slots = project(
-        layer.projection if isinstance(layer, SharedProjection) else layer,
-        inputs,
-        getattr(layer, "groups", None),
-        sliding_window=layer.sliding_window,
-        global_tokens=layer.global_tokens,
+    order, lengths = (None, None) if padding is None else right_padded(padding)
+    shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
+    if order is not None:
+        key, value = (_moved(heads, order, take_positions) for heads in (key, value))
+        query = _moved(query, order, take_positions) if window else query
+    slots = project_heads(
+        layer.projection if shared else layer,
+        key,
+        value,
+        lengths,
+        projected_dim=layer.projected_dim if shared else None,
+        sliding_window=window,
+        global_tokens=getattr(layer, "global_tokens", 0),
     )
-    near = slots[0].neighbours
-    if near is not None:
-        query = near.ordered_heads(query)
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
-    if near is not None:
-        context = near.put_heads_back(context)
+    if order is not None and window:
+        context = _moved(context, order, put_back)
+        weights = None if weights is None else _moved(weights, order, put_back)
+    if order is not None and weights is not None and isinstance(layer, FullAttention):
+        weights = put_back(weights.movedim(3, 1), order).movedim(1, 3)
     return context.transpose(1, 2).contiguous(), weights
+
+
+def _moved(heads: Tensor, order: Tensor, move: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Move the positions of queries, keys or values by heads."""
+    return move(heads.transpose(1, 2), order).transpose(1, 2)
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -21,9 +21,10 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_cli.errors import InputError
-from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, FullAttention, LocalAttention, SharedProjection
+from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedProjection
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel
+from linformer_kit.operator.projections import FullAttention
 from linformer_kit.operator.values import refuse_old_exporter
 
 MODEL_TYPE = "linearized"
@@ -128,7 +129,7 @@ class LinearizedModel(LinearModel):
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         self.config.linformer |= {"seq_len": seq_len, "projected_dim": projected_dim}
         for number, name in enumerate(self._fields.layers if self._fields.shared else ()):
-            getattr(self.base_model.get_submodule(name), LAYER).groups = self._fields.groups(number)
+            getattr(self.base_model.get_submodule(name), LAYER).projected_dim = self._fields.slots(number)
 
 
 # Attention functions that compute linear attention.
@@ -158,9 +159,9 @@ def attach(model: PreTrainedModel) -> None:
         base.__class__ = linear_model_class(base_class, config_class)
     projections = fields.new_projections()
     states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
-    states |= {name: FullAttention() for name in fields.full_layers}
+    states |= {name: FullAttention(fields.num_heads) for name in fields.full_layers}
     for number, name in enumerate(fields.layers):
-        states[name] = SharedProjection(base, fields.groups(number)) if fields.shared else projections[number]
+        states[name] = SharedProjection(base, fields.slots(number)) if fields.shared else projections[number]
         states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens
     for name, state in states.items():
         like = next(modules[name].parameters())

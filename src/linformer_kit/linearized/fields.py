@@ -12,8 +12,7 @@ from linformer_cli.settings import Projection, ProjectionInitializer, Sharing, S
 from linformer_cli.settings.declare import settings
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.operator.checks import LONGEST
-from linformer_kit.operator.projections import HeadGroups, SequenceProjection, build_projection, largest_dim
-from linformer_kit.operator.projections.sizes import slots_by_head
+from linformer_kit.operator.projections import SequenceProjection, build_projection, largest_dim
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
 _Size = Annotated[int, Field(ge=1, le=LONGEST)]
@@ -78,10 +77,6 @@ class LinearFields:
         """Whether all layers have one E = F."""
         return self.sharing == "layerwise"
 
-    def groups(self, layer: int) -> HeadGroups:
-        """The heads of a layer, grouped by number of slots."""
-        return HeadGroups.of(slots_by_head(self._slots(layer), self.num_heads))
-
     def new_projections(self) -> list[SequenceProjection]:
         """New E and F of each layer, or the shared one of all layers.
 
@@ -95,7 +90,7 @@ class LinearFields:
             build_projection(
                 self.projection,
                 seq_len=self.seq_len,
-                projected_dim=largest_dim(dims) if self.shared else self._slots(layer),
+                projected_dim=largest_dim(dims) if self.shared else self.slots(layer),
                 num_heads=self.num_heads,
                 head_dim=self.head_dim,
                 sharing=self.sharing,
@@ -105,10 +100,10 @@ class LinearFields:
             for layer in range(1 if self.shared else layers)
         ]
         for layer in range(layers if self.shared else 0):
-            projections[0].fewer_slots(self._slots(layer), self.num_heads)
+            projections[0].checked_slots(self.slots(layer), self.num_heads)
         return projections
 
-    def _slots(self, layer: int) -> int | list[int]:
+    def slots(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
         return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
 

@@ -14,7 +14,7 @@ from transformers import initialization as init
 from linformer_cli.settings import ResizeMode
 from linformer_kit.models.card import write_card
 from linformer_kit.models.positions import check_positions, set_positions
-from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
+from linformer_kit.operator.projections import FullAttention, SequenceProjection, each_dim, more_windows
 
 
 class LinearModel(PreTrainedModel):
@@ -41,7 +41,11 @@ class LinearModel(PreTrainedModel):
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""
-        return [module for module in self.modules() if isinstance(module, SequenceProjection)]
+        return [
+            module
+            for module in self.modules()
+            if isinstance(module, SequenceProjection) and not isinstance(module, FullAttention)
+        ]
 
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator import kernels
 
 
 class LinformerEmbeddings(nn.Module):
@@ -32,35 +31,12 @@ class LinformerEmbeddings(nn.Module):
         inputs_embeds: Float[Tensor, "batch seq_len embed"],
         position_ids: Int[Tensor, "batch_or_1 seq_len"],
         token_type_ids: Int[Tensor, "batch seq_len"] | None,
-        *,
-        overwrite: bool = False,
     ) -> Float[Tensor, "batch seq_len embed"]:
-        if hasattr(self, "token_type_embeddings") and token_type_ids is None:
-            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        batch, seq_len, embed = inputs_embeds.shape
-        if not kernels.runs_in_blocks(self, inputs_embeds, embed):
-            return self._embed(inputs_embeds, position_ids, token_type_ids)
-        embeddings = inputs_embeds if overwrite else torch.empty_like(inputs_embeds)
-        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
-            embeddings[block] = self._embed(
-                inputs_embeds[block],
-                position_ids.expand(batch, -1)[block],
-                None if token_type_ids is None else token_type_ids[block],
-            )
-        return embeddings
-
-    def _embed(self, inputs_embeds: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         embeddings = inputs_embeds + self.position_embeddings(position_ids + self.position_offset)
-        if token_type_ids is not None:
-            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        if hasattr(self, "token_type_embeddings"):
+            first = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+            embeddings = embeddings + self.token_type_embeddings(first if token_type_ids is None else token_type_ids)
         return self.dropout(self.layer_norm(embeddings))
-
-
-def default_position_ids(padding_mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:
-    """0, 1, 2, … over the real tokens; padding takes the position of the token before it."""
-    if padding_mask is None:
-        return torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
-    return ((~padding_mask).long().cumsum(dim=1) - 1).clamp(min=0)
 
 
 def first_token(

@@ -5,12 +5,11 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-import functools
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN, GELUActivation
@@ -19,11 +18,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention, Projects
-from linformer_kit.operator.hooks import is_replaced, may_need_whole
-from linformer_kit.operator.padding import Padding, zero_padding
-from linformer_kit.operator.projections import SequenceProjection, build_projection
-from linformer_kit.operator.slots import Slots
+from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.hooks import is_replaced
+from linformer_kit.operator.padding import put_back, take_positions, zero_padding
+from linformer_kit.operator.projections import FullAttention, SequenceProjection, SharedProjection, build_projection
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -53,26 +51,23 @@ class LocalConvolution(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding: Padding | None,
+        lengths: Int[Tensor, " batch"] | None,
         rows: slice | None = None,
     ) -> Float[Tensor, "batch rows embed"]:
-        """Convolve over the real tokens; padding may be anywhere.
+        """Convolve over the real tokens.
 
         Args:
-            hidden: Inputs.
-            padding: Padding of the inputs; None: all tokens are real.
-            rows: Positions to compute, only for right-padded inputs; None: all.
+            hidden: Inputs, right-padded.
+            lengths: Number of real tokens of each sequence; None: all.
+            rows: Positions to compute; None: all.
         """
-        if padding is not None and padding.order is not None:
-            return padding.put_back(self(padding.real_first(hidden), padding.reordered()))
         embed, width = self.weight.shape
         reach = width // 2
         first = 0
         if rows is not None:
             first = max(0, rows.start - reach)
             hidden = hidden[:, first : rows.stop + reach]
-        if padding is not None:
-            hidden = zero_padding(hidden, padding.mask[:, first : first + hidden.shape[1]])
+        hidden = zero_padding(hidden, None if lengths is None else lengths - first)
         # As an image of one row with channels last, the only layout that is fast on CPUs.
         image = hidden.transpose(1, 2)[:, :, None]
         weight = self.weight[:, None, None]
@@ -88,18 +83,17 @@ class LinformerLayer(GradientCheckpointingLayer):
     """
 
     def __init__(
-        self, config: LinformerConfig, projected_dim: int | list[int] | None, *, owns_projection: bool
+        self,
+        config: LinformerConfig,
+        projection: SequenceProjection | SharedProjection,
+        projected_dim: int | list[int] | None = None,
     ) -> None:
         super().__init__()
-        self.self_attn = LinformerAttention(
+        self.self_attn = ProjectedAttention(
             config.hidden_size,
             config.num_attention_heads,
-            config.max_position_embeddings,
+            projection,
             projected_dim,
-            sharing=config.sharing,
-            projection=config.projection if owns_projection else None,
-            projection_initializer=config.projection_initializer,
-            shorter_input=config.shorter_input,
             dropout=config.attention_probs_dropout_prob,
             bias_order=config.bias_order,
             sliding_window=config.sliding_window,
@@ -119,46 +113,37 @@ class LinformerLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding: Padding | None,
-        projection: Projects | None,
+        lengths: Int[Tensor, " batch"] | None,
         output_attentions: bool = False,
-        *,
-        overwrite: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """Run the layer; with `overwrite` the result may be written into `hidden`."""
+        """The output of right-padded sequences, and P̄ or None."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        if not output_attentions and self._runs_in_blocks(hidden, padding):
-            slots = self.self_attn.project(inputs, inputs, padding, projection=projection)
-            return self._attend_in_blocks(hidden, inputs, padding, slots, overwrite), None
-        attended, weights = self.self_attn(
-            inputs, inputs, inputs, padding, need_weights=output_attentions, projection=projection
-        )
+        keys = zero_padding(inputs, lengths)
+        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions)
         if self.local_convolution is not None:
-            attended = attended + self.local_convolution(inputs, padding)
+            attended = attended + self.local_convolution(inputs, lengths)
         return self._feed_forward(hidden, attended), weights
 
-    def _runs_in_blocks(self, hidden: Tensor, padding: Padding | None) -> bool:
-        """Whether queries run block by block: not if their neighbours are tokens that must be reordered first."""
-        if type(self.self_attn) is not LinformerAttention:
-            return False
-        alone = self.local_convolution is None and not self.self_attn.sliding_window
-        in_place = alone or padding is None or padding.order is None
-        return in_place and kernels.runs_in_blocks(self, hidden, self.widest)
+    def run_in_blocks(
+        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, *, in_place: bool
+    ) -> Float[Tensor, "batch seq_len embed"]:
+        """`forward` in blocks of tokens, in inference: given the slots, tokens are independent.
 
-    def _attend_in_blocks(
-        self, hidden: Tensor, inputs: Tensor, padding: Padding | None, slots: list[Slots], overwrite: bool
-    ) -> Tensor:
-        """Run everything after the projection block by block: given the slots, tokens are independent."""
-        slots = [group.arranged() for group in slots]
+        With `in_place` the result may be written into `hidden`.
+        """
+        inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
+        keys = zero_padding(inputs, lengths)
+        slots = self.self_attn.project(keys, keys, lengths).arranged()
         # A convolution reads inputs of the previous block.
-        keeps = inputs is hidden and self.local_convolution is not None
-        output = hidden if overwrite and not keeps else torch.empty_like(hidden)
+        is_read_later = inputs is hidden and self.local_convolution is not None
+        output = hidden if in_place and not is_read_later else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
-        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(self.widest)):
-            attended, _ = self.self_attn.attend(inputs[block], [group.of_block(*block) for group in slots])
+        for samples, rows in kernels.blocks(batch, seq_len, kernels.block_tokens(self.widest)):
+            block = (samples, rows)
+            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(samples, rows))
             if self.local_convolution is not None:
-                of_block = None if padding is None else padding.of_samples(block[0])
-                attended = attended + self.local_convolution(inputs[block[0]], of_block, block[1])
+                of_block = None if lengths is None else lengths[samples]
+                attended = attended + self.local_convolution(inputs[samples], of_block, rows)
             output[block] = self._feed_forward(hidden[block], attended)
         return output
 
@@ -182,33 +167,23 @@ class LinformerEncoder(nn.Module):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
         self.linear = config.attention == "linformer"
-        self.needs_order = self.linear or config.local_convolution > 0  # whether real tokens must come first
-        layerwise = self.linear and config.sharing == "layerwise"
-        dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
-        # Owned here and passed to the layers, so that the shared matrix is saved, counted and trained once.
-        self.projection: SequenceProjection | None = (
-            build_projection(
-                config.projection,
-                seq_len=config.max_position_embeddings,
-                projected_dim=config.largest_projected_dim,
-                num_heads=config.num_attention_heads,
-                head_dim=config.hidden_size // config.num_attention_heads,
-                sharing=config.sharing,
-                shorter_input=config.shorter_input,
-                initializer=config.projection_initializer,
-            )
-            if layerwise
-            else None
-        )
-        self.layers = nn.ModuleList(
-            LinformerLayer(config, k, owns_projection=self.linear and not layerwise) for k in dims
-        )
+        dims = [config.projected_dim_of(layer) for layer in range(config.num_hidden_layers)]
+        # Owned here, so that the shared matrix is saved, counted and trained once.
+        self.projection: SequenceProjection | None = None
+        if not self.linear:
+            layers = [LinformerLayer(config, FullAttention(config.num_attention_heads)) for _ in dims]
+        elif config.sharing == "layerwise":
+            self.projection = _projection(config, config.largest_projected_dim)
+            layers = [LinformerLayer(config, SharedProjection(self), k) for k in dims]
+        else:
+            layers = [LinformerLayer(config, _projection(config, k)) for k in dims]
+        self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
 
     @property
-    def attentions(self) -> list[LinformerAttention]:
+    def attentions(self) -> list[ProjectedAttention]:
         """The attention of each layer."""
-        return [found for layer in self.layers if (found := _first(LinformerAttention, layer)) is not None]
+        return [found for layer in self.layers if (found := _first(ProjectedAttention, layer)) is not None]
 
     @property
     def projections(self) -> list[SequenceProjection | None]:
@@ -218,57 +193,83 @@ class LinformerEncoder(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding: Padding | None,
+        lengths: Int[Tensor, " batch"] | None,
         *,
         output_attentions: bool,
         output_hidden_states: bool,
-        overwrite: bool = False,
+        in_blocks: bool = False,
+        order: Int[Tensor, "batch seq_len"] | None = None,
     ) -> BaseModelOutput:
-        """Run all layers; with `overwrite` the memory of `hidden` is reused for their outputs, and its values are lost.
+        """Run all layers on right-padded sequences.
 
-        Returned hidden states and weights are the tensors passed between layers, so their gradients can be retained.
+        Returned hidden states are on the path between layers, and without an order weights too, so that their gradients
+        can be retained.
+
+        Args:
+            hidden: Embeddings. Their memory may be used for the output if layers run in blocks.
+            lengths: Number of real tokens of each sequence; None: all.
+            output_attentions: Whether to return P̄ of all layers.
+            output_hidden_states: Whether to return the embeddings and the output of each layer.
+            in_blocks: Whether layers run in blocks of tokens (`kernels.runs_in_blocks`), without P̄.
+            order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
         """
-        # Move real tokens first once for all layers, and back at the end. If layers have hooks or foreign modules, or
-        # their outputs are returned, each layer reorders for itself, so that these see the original order.
-        reorders = padding is not None and padding.order is not None and not (output_hidden_states or output_attentions)
-        moved = padding if reorders and not any(map(may_need_whole, self.layers.modules())) else None
-        if moved is not None:
-            hidden, padding = moved.real_first(hidden), moved.reordered()
-        hidden_states, attentions = [hidden] if output_hidden_states else [], []
-        own = all(isinstance(layer, LinformerLayer) for layer in self.layers)
-        overwrite = overwrite and not output_hidden_states and own
-        in_place = {"overwrite": True} if overwrite else {}  # foreign layers may lack this argument
-        # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
-        projection = None if self.projection is None else functools.partial(self.projection)
+        hidden_states: list[Tensor] = []
+        attentions: list[Tensor] = []
+        in_place = not output_hidden_states
+        if output_hidden_states:
+            hidden = self._shown(hidden, order, hidden_states)
         for layer in self.layers:
-            hidden, weights = layer(hidden, padding, projection, output_attentions, **in_place)
+            weights = None
+            if in_blocks:
+                hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths, in_place=in_place)
+            else:
+                hidden, weights = layer(hidden, lengths, output_attentions)
             if output_hidden_states:
-                hidden_states.append(hidden)
-            if output_attentions:
-                attentions.append(weights)
+                hidden = self._shown(hidden, order, hidden_states)
+            if weights is not None:
+                attentions.append(self._weights_put_back(weights, order))
         if self.layer_norm is not None:
-            hidden = self._normalise(hidden, overwrite)
+            if in_blocks and in_place:
+                batch, seq_len, embed = hidden.shape
+                for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
+                    hidden[block] = self.layer_norm(hidden[block])
+            else:
+                hidden = self.layer_norm(hidden)
             if output_hidden_states:
-                hidden_states[-1] = hidden
-        if moved is not None:
-            hidden = moved.put_back(hidden)
+                hidden_states.pop()
+                hidden = self._shown(hidden, order, hidden_states)
         return BaseModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=put_back(hidden, order),
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
 
-    def _normalise(self, hidden: Tensor, overwrite: bool) -> Tensor:
-        """Apply the final LayerNorm, in-place if its input is not needed any more."""
-        assert self.layer_norm is not None
-        batch, seq_len, embed = hidden.shape
-        if not overwrite:
-            return self.layer_norm(hidden)
-        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
-            hidden[block] = self.layer_norm(hidden[block])
-        return hidden
+    def _shown(self, hidden: Tensor, order: Tensor | None, hidden_states: list[Tensor]) -> Tensor:
+        """Add hidden states in the order of the caller to those that are returned; returns what the next layer gets."""
+        hidden_states.append(put_back(hidden, order))
+        return hidden if order is None else take_positions(hidden_states[-1], order)
+
+    def _weights_put_back(self, weights: Tensor, order: Tensor | None) -> Tensor:
+        """P̄ with queries in the order of the caller; P of full attention has tokens in its columns too."""
+        if order is None:
+            return weights
+        by_query = put_back(weights.transpose(1, 2), order).transpose(1, 2)
+        return by_query if self.linear else put_back(by_query.movedim(3, 1), order).movedim(1, 3)
 
 
 def _first(kind: type[Part], module: nn.Module) -> Part | None:
     """The module itself or the first of this class inside it: adapters and compilation wrap modules."""
     return next((part for part in module.modules() if isinstance(part, kind)), None)
+
+
+def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:
+    return build_projection(
+        config.projection,
+        seq_len=config.max_position_embeddings,
+        projected_dim=projected_dim,
+        num_heads=config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        sharing=config.sharing,
+        shorter_input=config.shorter_input,
+        initializer=config.projection_initializer,
+    )

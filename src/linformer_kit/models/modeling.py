@@ -9,7 +9,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -21,13 +21,12 @@ from transformers.utils.generic import can_return_tuple
 from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
-from linformer_kit.models.embeddings import LinformerEmbeddings, default_position_ids, first_token
+from linformer_kit.models.embeddings import LinformerEmbeddings, first_token
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.models.inputs import check_inputs
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.hooks import may_need_whole
-from linformer_kit.operator.padding import Padding, zero_padding
+from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.padding import of_samples, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections import SequenceProjection, each_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
 
@@ -97,16 +96,41 @@ class LinformerPreTrainedModel(LinearModel):
             if any(new > old for new, old in zip(slots, made, strict=True)):
                 raise InputError(f"projected_dim: expected at most {made} by head in layer {index}, got {slots}")
             assert projection is not None
-            projection.fewer_slots(dim, heads)
+            projection.checked_slots(dim, heads)
         for layer, dim in zip(encoder.layers, dims, strict=True):
             for module in layer.modules():  # adapters keep copies of a module that they train
-                if isinstance(module, LinformerAttention):
+                if isinstance(module, ProjectedAttention):
                     module.projected_dim = dim
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         super()._record_size(seq_len, projected_dim)
         if self.config.attention == "linformer":
             self.set_projected_dim()
+
+
+class Inputs(NamedTuple):
+    """Arguments of a forward pass with an entry for each token."""
+
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    position_ids: Tensor | None  # None: 0, 1, 2, …; the batch may be 1, for every sequence
+    token_type_ids: Tensor | None
+
+    @property
+    def tokens(self) -> Tensor:
+        """Ids or embeddings."""
+        return cast(Tensor, self.input_ids if self.inputs_embeds is None else self.inputs_embeds)
+
+    def in_order(self, order: Int[Tensor, "batch seq_len"]) -> Inputs:
+        """The tokens in an order of `right_padded`."""
+        batch = order.shape[0]
+        wholes = (None if each is None else each.expand(batch, *each.shape[1:]) for each in self)
+        return Inputs(*(None if each is None else take_positions(each, order) for each in wholes))
+
+    def of_block(self, samples: slice, rows: slice) -> Inputs:
+        """Some of the tokens."""
+        parts = (of_samples(each, samples) for each in self)
+        return Inputs(*(None if part is None else part[:, rows] for part in parts))
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -160,39 +184,47 @@ class LinformerModel(LinformerPreTrainedModel):
             `pooler_output`, `[batch, hidden_size]`. Values at padded positions are undefined.
         """
         check_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        own = inputs_embeds is None and type(self.embeddings.word_embeddings) is nn.Embedding
-        if inputs_embeds is None:
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
-        overwrite = self._may_overwrite(inputs_embeds)
-        padding_mask = None if attention_mask is None else attention_mask == 0
-        if position_ids is None:
-            position_ids = default_position_ids(padding_mask, inputs_embeds)
-        # A NaN in padding would reach the gradients of shared weights through residuals.
-        inputs_embeds = zero_padding(inputs_embeds, padding_mask)
-        padding = None if padding_mask is None else Padding.of(padding_mask, ordered=self.encoder.needs_order)
-        in_place = {"overwrite": True} if own and overwrite else {}
-        if not self.config.type_vocab_size:
-            token_type_ids = None
-        hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, **in_place)
-        del inputs_embeds  # a reference would keep its memory during the encoder's call
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        inputs = Inputs(input_ids, inputs_embeds, position_ids, token_type_ids if self.config.type_vocab_size else None)
+        order, lengths = (None, None) if attention_mask is None else right_padded(attention_mask == 0)
+        if order is not None:  # behind this door every sequence is right-padded
+            inputs = inputs.in_order(order)
+        tokens = inputs.tokens
+        in_blocks = not output_attentions and kernels.runs_in_blocks(self, tokens, self.config.intermediate_size)
+        hidden = self._embed_in_blocks(inputs, lengths) if in_blocks else self._embed(inputs, lengths)
+        del inputs, tokens, inputs_embeds  # references would keep their memory during the encoder's call
         encoded = self.encoder(
             hidden,
-            padding,
-            output_attentions=self.config.output_attentions if output_attentions is None else output_attentions,
-            output_hidden_states=(
-                self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-            ),
-            overwrite=overwrite,
+            lengths,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            in_blocks=in_blocks,
+            order=order,
         )
         pooled = None
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(first_token(encoded.last_hidden_state, attention_mask)))
         return BaseModelOutputWithPooling(**encoded, pooler_output=pooled)
 
-    def _may_overwrite(self, hidden: Tensor) -> bool:
-        """Whether hidden states may be overwritten: no hook, replaced module or caller can hold them."""
-        return (
-            kernels.is_large(hidden, self.config.intermediate_size)
-            and type(self.embeddings) is LinformerEmbeddings
-            and not any(may_need_whole(module) for module in self.modules() if module is not self)
-        )
+    def _embed(self, inputs: Inputs, lengths: Tensor | None) -> Float[Tensor, "batch seq_len embed"]:
+        words, positions = inputs.inputs_embeds, inputs.position_ids
+        if words is None:
+            words = self.embeddings.word_embeddings(inputs.input_ids)
+        if positions is None:
+            positions = torch.arange(words.shape[1], device=words.device)[None]
+        # A NaN in padding would reach the gradients of shared weights through residuals.
+        return self.embeddings(zero_padding(words, lengths), positions, inputs.token_type_ids)
+
+    def _embed_in_blocks(self, inputs: Inputs, lengths: Tensor | None) -> Float[Tensor, "batch seq_len embed"]:
+        """`_embed` in blocks of tokens, in inference."""
+        batch, seq_len = inputs.tokens.shape[:2]
+        if inputs.position_ids is None:
+            inputs = inputs._replace(position_ids=torch.arange(seq_len)[None])
+        hidden = torch.empty(batch, seq_len, self.config.hidden_size, dtype=self.dtype)
+        for samples, rows in kernels.blocks(batch, seq_len, kernels.block_tokens(self.config.hidden_size)):
+            of_block = None if lengths is None else lengths[samples] - rows.start
+            hidden[samples, rows] = self._embed(inputs.of_block(samples, rows), of_block)
+        return hidden

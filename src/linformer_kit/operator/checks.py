@@ -96,7 +96,7 @@ def check_width(name: str, tensor: Tensor, embed_dim: int) -> None:
 def check_padding_mask(mask: Any, key: Tensor) -> None:
     """Refuse a mask that is not bool or not of the shape of the keys."""
     if not isinstance(mask, Tensor):
-        raise InputError(f"key_padding_mask: expected a tensor, a Padding or None, got {type(mask).__name__}")
+        raise InputError(f"key_padding_mask: expected a tensor or None, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != key.shape[:2]:
         raise InputError(
             f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "

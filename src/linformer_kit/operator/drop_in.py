@@ -1,14 +1,24 @@
-"""Compatibility with `torch.nn.MultiheadAttention`: its masks, its state dicts, its layouts."""
+"""`LinformerAttention`: the operator in the place of `torch.nn.MultiheadAttention`, with its masks, layouts, weights.
+
+`attention` has the equation; this makes every call one with right-padded batches, and puts the result back. Axes as in
+`slots`.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
+from linformer_kit.operator import checks
+from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.padding import put_back, right_padded, take_positions
+from linformer_kit.operator.projections import PROJECTIONS, FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.values import has_values, require_in_trace
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
@@ -22,6 +32,253 @@ class NotFused:
     @classmethod
     def __torch_function__(cls, *_: object) -> None:
         raise TypeError("LinformerAttention has no fused weights")
+
+
+class LinformerAttention(ProjectedAttention):
+    """Multi-head attention with linear complexity.
+
+    head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, and the output is Concat(head_1 … head_h)·W_O:
+    equation 7 of Wang et al. 2020. Time and memory are n·k instead of n².
+
+    In the paper's letters: `embed_dim` d_m, `num_heads` h, `max_seq_len` n, `projected_dim` k; `projection` holds E
+    and F.
+
+    Args:
+        embed_dim: Width of inputs and output.
+        num_heads: Number of heads; divides embed_dim.
+        max_seq_len: Longest sequence of keys. Required if `projection` is a name, except `dynamic`, which has none.
+        projected_dim: Number of slots, at most max_seq_len, or a list with one number per head. Required if
+            `projection` is a name; with a module, at most its number of slots.
+        sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise`, build one projection
+            module and pass it to every layer. With a module, sharing, projection_initializer and shorter_input must
+            equal those of the module, if given.
+        projection: Name of a projection (`operator.projections.PROJECTIONS`), or a module, which may be shared with
+            other layers, or None: full attention (equation 2).
+        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
+            `shifted_pooling` by default.
+        shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
+            the default), or E and windows resampled to their length (`stretch`).
+        dropout: Dropout on the context mapping during training.
+        bias: Whether the four linear maps have biases.
+        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
+        sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
+            with the slots: the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it; 0: none, as in the paper.
+            Queries must then be those of the same positions as the keys. A slot of a window of tokens counts only for
+            those of them that the query does not see. Full attention is unchanged.
+        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, as slots of
+            their own before the k others, which hold the rest of the text; 0: none, as in the paper. Pretrained
+            encoders give much weight to their first token. Full attention is unchanged.
+        batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
+            True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
+            value; torch's Transformer layers have False by default.
+
+    `load_state_dict` also accepts the state dict of a `torch.nn.MultiheadAttention`; E and F then stay unchanged.
+
+    Raises:
+        InputError: a ValueError with the name of the argument, the expected and the given value.
+    """
+
+    # Attributes that torch's Transformer layers check before they use their fused path, which would skip this module.
+    in_proj_bias = None
+    in_proj_weight = NotFused()
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_seq_len: int | None = None,
+        projected_dim: int | Sequence[int] | None = None,
+        *,
+        sharing: str | None = None,
+        projection: str | SequenceProjection | None = "linear",
+        projection_initializer: str | None = None,
+        shorter_input: str | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        bias_order: str = "before_projection",
+        sliding_window: int = 0,
+        global_tokens: int = 0,
+        batch_first: bool = True,
+    ) -> None:
+        checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
+        checks.check_count("sliding_window", sliding_window)
+        checks.check_count("global_tokens", global_tokens)
+        if isinstance(projection, str):
+            bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
+            if projected_dim is None and not bounded:
+                raise InputError("projected_dim: expected a number, got None")
+            if projected_dim is None or (max_seq_len is None and bounded):
+                raise InputError("max_seq_len and projected_dim: expected a number each, got None")
+            projection = build_projection(
+                projection,
+                seq_len=max_seq_len,
+                projected_dim=projected_dim,
+                num_heads=num_heads,
+                head_dim=embed_dim // num_heads,
+                sharing=sharing,
+                shorter_input=shorter_input,
+                initializer=projection_initializer,
+            )
+            projected_dim = None
+        elif projection is None:
+            projection, projected_dim = FullAttention(num_heads), None
+        else:
+            checks.check_module(projection, max_seq_len, sharing, shorter_input, projection_initializer)
+            projection.checked_slots(projected_dim, num_heads)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            projection,
+            projected_dim,
+            dropout=dropout,
+            bias=bias,
+            bias_order=bias_order,
+            sliding_window=sliding_window,
+            global_tokens=global_tokens,
+        )
+        self.batch_first = batch_first
+
+    def forward(
+        self,
+        query: Float[Tensor, "*queries embed"],
+        key: Float[Tensor, "*keys embed"],
+        value: Float[Tensor, "*keys embed"],
+        key_padding_mask: Shaped[Tensor, "*batch seq_len"] | None = None,
+        need_weights: bool = False,
+        attn_mask: None = None,
+        average_attn_weights: bool = False,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
+        """Compute attention.
+
+        Args:
+            query: Input of the queries, `[batch, query_len, embed_dim]`, with batch_first False
+                `[query_len, batch, embed_dim]`, or one sequence, `[query_len, embed_dim]`.
+            key: Input of the keys, likewise.
+            value: Input of the values, with the shape of key.
+            key_padding_mask: `[batch, seq_len]`, or `[seq_len]` for one sequence: bool, True where key and value are
+                padding, or float, 0 at real tokens and -inf (or at most -1000) at padding, as in
+                `torch.nn.MultiheadAttention`. Values at padding, including NaN, reach no slot and no gradient, and the
+                output depends on the real keys only, wherever padding is.
+            need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
+            attn_mask: Must be None; an argument so that callers that pass one get a clear error.
+            average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
+            is_causal: Must be False, for the same reason as attn_mask.
+
+        Returns:
+            The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
+            full attention; without the batch axis for one sequence, without the heads axis if averaged), or None. If
+            heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
+            fewer slots. The columns of global tokens come first; with a sliding window, w columns follow, for the
+            neighbours of each query from left to right; they are 0 where every token of a text has a slot of its own.
+
+        Raises:
+            InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
+                slot mixes all positions, so such a mask over slots would leak what it should hide.
+        """
+        checks.refuse_masks_over_pairs(attn_mask, is_causal)
+        call = Call(self, query, key, value, key_padding_mask)
+        output, weights = super().forward(call.query, call.key, call.value, call.lengths, need_weights)
+        return call.returned(output, weights, average=average_attn_weights)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        split_fused_weights(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+class Call:
+    """The arguments of a call as batches of right-padded sequences, and the way back to what the caller expects.
+
+    Args:
+        attention: The `LinformerAttention` that is called.
+        query: As for its `forward`, like the other arguments.
+
+    Raises:
+        InputError: for arguments of the wrong shape or type.
+
+    Attributes:
+        query, key, value: `[batch, length, embed]`, keys and values with zeros at padding; identical tensors stay
+            identical, so that work is done once.
+        lengths: Number of real tokens of the keys; None: all.
+    """
+
+    def __init__(self, attention: LinformerAttention, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> None:
+        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
+            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
+        self._is_batched = query.dim() != 2
+        self._is_transposed = self._is_batched and not attention.batch_first and query.dim() == 3
+        self.query, self.key, self.value = _each_once(self._batch_first, query, key, value)
+        checks.check_keys(self.key, self.value, attention.embed_dim)
+        checks.check_query(self.query, self.key, attention.embed_dim)
+        windowed = attention.sliding_window > 0 and not attention.is_full
+        if windowed:
+            checks.check_as_many_queries(self.query.shape[1], self.key.shape[1])
+        self.lengths: Tensor | None = None
+        self._order: Tensor | None = None
+        self._of_queries = windowed  # whether queries are in the order of the keys
+        self._of_columns = attention.is_full  # whether the columns of P̄ are
+        if mask is not None:
+            padded = self._checked(mask)
+            self._zero(padded)
+            self._order, self.lengths = right_padded(padded)
+            self._put_in_order()
+
+    def _checked(self, mask: Any) -> Tensor:
+        """The mask, True where padded."""
+        if isinstance(mask, Tensor):  # masks have the batch first in both layouts
+            mask = mask if self._is_batched else mask[None]
+            mask = padding_from_scores("key_padding_mask", mask) if mask.is_floating_point() else mask
+        checks.check_padding_mask(mask, self.key)
+        return mask
+
+    def _zero(self, padded: Tensor) -> None:
+        """Set padding to zero before anything reads it: else the backward pass would compute zero times NaN."""
+        is_key = self.query is self.key  # other queries may be of another length
+        zero = functools.partial(Tensor.masked_fill, mask=padded[..., None], value=0.0)
+        self.key, self.value = _each_once(zero, self.key, self.value)
+        self.query = self.key if is_key else self.query
+
+    def _put_in_order(self) -> None:
+        """Move real tokens first."""
+        if self._order is None:
+            return
+        move = functools.partial(take_positions, positions=self._order)
+        moved = _each_once(move, *((self.query,) if self._of_queries else ()), self.key, self.value)
+        *_, self.key, self.value = moved
+        self.query = moved[0] if self._of_queries else self.query
+
+    def _batch_first(self, sequence: Tensor) -> Tensor:
+        if not self._is_batched:
+            return sequence[None]
+        return sequence.transpose(0, 1) if self._is_transposed else sequence
+
+    def returned(self, output: Tensor, weights: Tensor | None, *, average: bool) -> tuple[Tensor, Tensor | None]:
+        """The output and P̄ in the layout and order of the caller."""
+        if self._of_queries:
+            output = put_back(output, self._order)
+        if self._is_transposed:
+            output = output.transpose(0, 1)
+        elif not self._is_batched:
+            output = output[0]
+        if weights is None:
+            return output, None
+        if self._of_queries:
+            weights = put_back(weights.transpose(1, 2), self._order).transpose(1, 2)
+        if self._of_columns:
+            weights = put_back(weights.movedim(3, 1), self._order).movedim(1, 3)
+        weights = weights.mean(dim=1) if average else weights
+        return output, weights if self._is_batched else weights[0]
+
+
+def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:
+    """Change tensors; those that are the same object are changed once, and stay the same."""
+    changed: dict[int, Tensor] = {}
+    for tensor in tensors:
+        if id(tensor) not in changed:
+            changed[id(tensor)] = change(tensor)
+    return [changed[id(tensor)] for tensor in tensors]
 
 
 def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
@@ -84,54 +341,6 @@ def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None
         )
 
 
-class Layout:
-    """The axis order of the caller's sequences, and the conversion to batch first and back.
-
-    Args:
-        batch_first: Whether batches are `[batch, length, embed]` and not `[length, batch, embed]`.
-        batched: Whether there is a batch axis.
-    """
-
-    def __init__(self, *, batch_first: bool, batched: bool) -> None:
-        self.batched = batched
-        self.transposed = batched and not batch_first
-
-    @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, *, batch_first: bool) -> Layout:
-        """The layout of the arguments of a call.
-
-        Raises:
-            InputError: if some have a batch axis and others have none.
-        """
-        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
-            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
-            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
-        return cls(batch_first=batch_first, batched=query.dim() != 2)
-
-    def to_batch(self, mask: Any) -> Any:
-        """Add a batch axis to a padding mask if there is none; masks have the batch first in both layouts."""
-        return mask[None] if isinstance(mask, Tensor) and not self.batched else mask
-
-    def to_batch_first(self, *sequences: Tensor) -> list[Tensor]:
-        """Convert to batch first; identical tensors stay identical, so that projections can save work."""
-        made: dict[int, Tensor] = {}
-        for sequence in sequences:
-            if id(sequence) not in made:
-                moved = sequence.transpose(0, 1) if self.transposed and sequence.dim() == 3 else sequence
-                made[id(sequence)] = moved if self.batched else moved[None]
-        return [made[id(sequence)] for sequence in sequences]
-
-    def of_output(self, output: Tensor) -> Tensor:
-        """Convert the output to the caller's layout."""
-        if self.transposed:
-            return output.transpose(0, 1)
-        return output if self.batched else output[0]
-
-    def of_batch(self, tensor: Tensor | None) -> Tensor | None:
-        """Remove the batch axis if the caller has none; for weights, which have the batch first in both layouts."""
-        return tensor if tensor is None or self.batched else tensor[0]
-
-
 def register_layout_check(kind: type[nn.Module]) -> None:
     """Run `refuse_other_layout` on every assignment of a module of this class to an attribute of another module."""
 
@@ -141,3 +350,6 @@ def register_layout_check(kind: type[nn.Module]) -> None:
             refuse_other_layout(container, name, submodule)
 
     torch.nn.modules.module.register_module_module_registration_hook(check)
+
+
+register_layout_check(LinformerAttention)

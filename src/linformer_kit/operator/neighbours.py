@@ -1,7 +1,7 @@
 """The sliding window: tokens that a query attends to exactly, in one softmax with the slots.
 
-Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none. Keys and
-values are here in the order of `Padding.real_first`, in which every sequence is right-padded.
+Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none.
+Every sequence is right-padded.
 
 Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that any of them sees, rows + w - 1.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import Padding, of_samples, padding_after
+from linformer_kit.operator.padding import of_samples, padding_after
 
 # Of some tensors, the last tokens of the piece before and the first of the piece after; how many of each.
 Exchange = Callable[[list[Tensor], int, int], tuple[list[Tensor], list[Tensor]]]
@@ -30,25 +30,17 @@ class Neighbours(NamedTuple):
     key: Float[Tensor, "batch heads seq_len head_dim"]
     value: Float[Tensor, "batch heads seq_len head_dim"]
     window: int  # w
-    padding: Padding | None = None  # of the queries' tokens in their original order
+    lengths: Int[Tensor, " batch"] | None = None  # number of real tokens of each sequence; None: all
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
-    edges: Int[Tensor, "batch_or_1 edges"] | None = None
+    edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
     offset: int = 0  # position of the first token, if these are a piece of a sequence
-    key_lengths: Int[Tensor, " batch"] | None = None  # real tokens, if not those of `padding`
     query_len: int = 0  # number of the queries
 
     @property
     def before(self) -> int:
         """The number of tokens that a query sees before its own."""
         return self.window // 2
-
-    @property
-    def lengths(self) -> Int[Tensor, " batch"] | None:
-        """Number of real tokens of each sequence; None: all."""
-        if self.key_lengths is not None:
-            return self.key_lengths
-        return None if self.padding is None else self.padding.lengths
 
     def around(self, exchange: Exchange, offset: int) -> Neighbours:
         """With the tokens on both sides of a piece of a sequence, which its first and last queries see.
@@ -69,7 +61,7 @@ class Neighbours(NamedTuple):
         )
         # Before a piece with tokens all are real.
         real = first + (length if self.lengths is None else self.lengths) + (after[2] != 0).sum((1, 2))
-        return self._replace(key=key, value=value, first=first, offset=offset - first, key_lengths=real)
+        return self._replace(key=key, value=value, first=first, offset=offset - first, lengths=real)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]
@@ -89,43 +81,18 @@ class Neighbours(NamedTuple):
         if lengths is None:
             lengths = torch.full((1,), self.key.shape[2], device=self.key.device)
         none = self.key.detach().new_empty(0)
-        return self._replace(key=none, value=none, padding=None, key_lengths=lengths)
+        return self._replace(key=none, value=none, lengths=lengths)
 
     def of_block(self, samples: slice, rows: slice) -> Neighbours:
         """The neighbours of some queries of some of the sequences."""
         return self._replace(
             key=self.key[samples],
             value=self.value[samples],
-            padding=None if self.padding is None else self.padding.of_samples(samples),
             first=self.first + rows.start,
             query_len=rows.stop - rows.start,
             edges=of_samples(self.edges, samples),
-            key_lengths=of_samples(self.key_lengths, samples),
+            lengths=of_samples(self.lengths, samples),
         )
-
-    def of_heads(self, heads: list[int] | None) -> Neighbours:
-        """The neighbours in some of the heads."""
-        return self if heads is None else self._replace(key=self.key[:, heads], value=self.value[:, heads])
-
-    def ordered(self, query: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
-        """Queries in the order of the tokens."""
-        return query if self.padding is None else self.padding.real_first(query)
-
-    def put_back(self, output: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
-        """Undo `ordered`."""
-        return output if self.padding is None else self.padding.put_back(output)
-
-    def ordered_heads(
-        self, by_head: Float[Tensor, "batch heads seq_len last"]
-    ) -> Float[Tensor, "batch heads seq_len last"]:
-        """`ordered` for queries or weights by heads."""
-        return by_head if self.padding is None else _rows_moved(by_head, self.padding.real_first)
-
-    def put_heads_back(
-        self, by_head: Float[Tensor, "batch heads seq_len last"]
-    ) -> Float[Tensor, "batch heads seq_len last"]:
-        """`put_back` for outputs or weights by heads."""
-        return by_head if self.padding is None else _rows_moved(by_head, self.padding.put_back)
 
 
 class Blocks(NamedTuple):
@@ -136,7 +103,7 @@ class Blocks(NamedTuple):
     value: Float[Tensor, "batch heads blocks seen head_dim"]
     sees: Bool[Tensor, "batch_or_1 blocks rows seen"]  # whether a row sees a token
     # Logarithms of the shares of the first slots that are outside of the rows' windows.
-    unseen: Float[Tensor, "batch_or_1 blocks rows first_slots"] | None
+    unseen: Float[Tensor, "batch_or_1 heads_or_1 blocks rows first_slots"] | None
     length: int  # number of queries; the last block is filled up
 
     @classmethod
@@ -156,8 +123,8 @@ class Blocks(NamedTuple):
         first, after = (end[..., None] for end in neighbours.seen_by(row + neighbours.first))
         unseen = None
         if neighbours.edges is not None:
-            edges = neighbours.edges[:, None, None]
-            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first, after, dtype=query.dtype)
+            edges = neighbours.edges[:, :, None, None]
+            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=query.dtype)
         return cls(
             _taken(query, row, length),
             _taken(neighbours.key, position, tokens),
@@ -170,14 +137,14 @@ class Blocks(NamedTuple):
     def weights(
         self,
         key: Float[Tensor, "batch heads slots head_dim"],
-        mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
+        mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
     ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
         """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
         scale = self.query.shape[-1] ** -0.5
         of_slots = masked_scores((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
         of_slots = of_slots.unflatten(2, self.query.shape[2:4])
         if self.unseen is not None:
-            of_slots = of_slots + F.pad(self.unseen, (0, key.shape[2] - self.unseen.shape[-1]))[:, None]
+            of_slots = of_slots + F.pad(self.unseen, (0, key.shape[2] - self.unseen.shape[-1]))
         of_seen = masked_scores(_products(self.query, self.key.transpose(-2, -1)) * scale, self.sees[:, None])
         weights = torch.cat([of_slots, of_seen], dim=-1).softmax(dim=-1)
         return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
@@ -245,7 +212,7 @@ def log_unseen(
 
 def masked_scores(
     scores: Float[Tensor, "batch heads *rows last"],
-    mask: Bool[Tensor, "batch_or_1 1 ... last"] | None,
+    mask: Bool[Tensor, "batch_or_1 heads_or_1 ... last"] | None,
 ) -> Float[Tensor, "batch heads *rows last"]:
     """Scores with a mask, True where a key may be attended to; None: unchanged."""
     return scores if mask is None else scores.masked_fill(~mask, -math.inf)
@@ -256,11 +223,6 @@ def _products(
 ) -> Float[Tensor, "batch heads blocks rows columns"]:
     """The product of each block; in one axis, since `@` with three would compare their numbers when traced."""
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
-
-
-def _rows_moved(by_head: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-    heads = by_head.shape[1]
-    return move(by_head.transpose(1, 2).flatten(2)).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
 def _taken(tokens: Tensor, positions: Tensor, length: int) -> Tensor:

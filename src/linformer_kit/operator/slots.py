@@ -11,6 +11,7 @@ Axes, in the whole of `operator`:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,50 +36,67 @@ def merge_heads(hidden: Float[Tensor, "batch heads seq_len d"]) -> Float[Tensor,
 
 
 class Slots(NamedTuple):
-    """Projected keys and values of heads with the same number of slots."""
+    """Projected keys and values."""
 
     key: Float[Tensor, "batch heads slots head_dim"]
     value: Float[Tensor, "batch heads slots head_dim"]
-    empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: no empty slots
-    heads: list[int] | None  # None: all heads
-    projected: bool = True  # False with full attention, where each token is its own slot
-    neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+    # True for a slot without any real token, or that a head does not have; None: no such slots.
+    empty: Bool[Tensor, "batch_or_1 heads_or_1 slots"] | None = None
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
-    sizes: Int[Tensor, "batch_or_1 first_slots"] | None = None
+    sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
+    neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+    projected: bool = True  # False with full attention, where each token is its own slot
 
     @property
-    def mask(self) -> Bool[Tensor, "batch_or_1 1 1 slots"] | None:
-        """True for slots that a query may attend to; None: all."""
-        return None if self.empty is None else ~_some_key(self.empty)[:, None, None, :]
+    def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
+        """True for slots that a query may attend to; None: all. Cleared where it would hide all of them."""
+        if self.empty is None:
+            return None
+        return ~(self.empty & ~self.empty.all(dim=-1, keepdim=True))[:, :, None]
+
+    @classmethod
+    def by_head(cls, by_number: Mapping[int, Slots], dims: Sequence[int]) -> Slots:
+        """The slots of heads with different k: each head has its own first slots, and the others are empty.
+
+        Args:
+            by_number: For each k, slots of all heads.
+            dims: k of each head.
+        """
+        of_heads = [by_number[k] for k in dims]
+        missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
+        keys, values, empty, sizes = [], [], [], []
+        for head, (part, fill) in enumerate(zip(of_heads, missing, strict=True)):
+            keys.append(F.pad(part.key[:, head], (0, 0, 0, fill)))
+            values.append(F.pad(part.value[:, head], (0, 0, 0, fill)))
+            none = torch.zeros(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
+            empty.append(F.pad(none if part.empty is None else part.empty[:, 0], (0, fill), value=True))
+            if part.sizes is not None:
+                sizes.append(F.pad(part.sizes[:, 0], (0, fill)))
+        key, value, is_empty = (torch.stack(each, dim=1) for each in (keys, values, empty))
+        return cls(key, value, is_empty, torch.stack(sizes, dim=1) if sizes else None)
 
     def with_neighbours(self, neighbours: Neighbours) -> Slots:
         """Let queries see tokens besides the slots; slots of `sizes` then count for the rest of their tokens only."""
-        near = neighbours.of_heads(self.heads)
         if self.sizes is not None:
-            near = near._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)) - near.offset)
-        return self._replace(neighbours=near)
+            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)) - neighbours.offset)
+        return self._replace(neighbours=neighbours)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
         """Put slots before these that are single tokens, of which the first `lengths` are real (None: all)."""
-        heads = slice(None) if self.heads is None else self.heads
         tokens, device = key.shape[2], key.device
         real = torch.arange(tokens, device=device) < (tokens if lengths is None else lengths[:, None])
-        real = real.view(-1, tokens)
+        real = real.view(-1, 1, tokens)
         empty = self.empty
         if lengths is not None:  # without tokens after the first ones, their slots stand for nothing
-            none = (lengths <= tokens)[:, None].expand(-1, self.key.shape[2])
-            empty = torch.cat([~real, none if empty is None else none | empty], dim=1)
-        elif empty is not None:
-            empty = torch.cat([~real.expand(empty.shape[0], -1), empty], dim=1)
-        sizes = real.long()
-        if self.sizes is not None:
-            batch = self.sizes.shape[0] if lengths is None else lengths.shape[0]
-            sizes = torch.cat([sizes.expand(batch, -1), self.sizes.expand(batch, -1)], dim=1)
+            none = (lengths <= tokens)[:, None, None]
+            empty = none.expand(-1, -1, self.key.shape[2]) if empty is None else none | empty
+        if empty is not None:
+            empty = _joined(~real, empty)
         return self._replace(
-            key=torch.cat([key[:, heads], self.key], dim=2),
-            value=torch.cat([value[:, heads], self.value], dim=2),
+            key=torch.cat([key, self.key], dim=2),
+            value=torch.cat([value, self.value], dim=2),
             empty=empty,
-            sizes=sizes,
+            sizes=real.long() if self.sizes is None else _joined(real.long(), self.sizes),
         )
 
     def arranged(self) -> Slots:
@@ -97,80 +115,54 @@ class Slots(NamedTuple):
         )
 
 
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """Two tensors, `[batch_or_1, heads_or_1, slots]`, one after the other."""
+    shape = torch.broadcast_shapes(first.shape[:2], second.shape[:2])
+    return torch.cat([first.expand(*shape, -1), second.expand(*shape, -1)], dim=2)
+
+
 def attend_slots(
     query: Float[Tensor, "batch heads query_len head_dim"],
-    groups: list[Slots],
+    slots: Slots,
     *,
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention of each group of heads over its slots, with heads in their original order, and P̄ if requested.
+    """Attention over the slots, and P̄ if requested.
 
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
-    sliding window it has w more columns, for the neighbours of each query from the first to the last, and its rows are
-    in the original order, while queries and output have real tokens first.
+    sliding window it has w more columns, for the neighbours of each query from the first to the last.
     """
-    queries = [query if group.heads is None else query[:, group.heads] for group in groups]
-    order = None if len(groups) == 1 else _order_of_heads(groups, query.shape[1])
-    weights = None
+    near = slots.neighbours
     if need_weights:
-        most = groups[0].key.shape[2]
-        blocks = [_blocks(part, group) for part, group in zip(queries, groups, strict=True)]
-        weights = _joined([_mapping(*each, most) for each in zip(queries, groups, blocks, strict=True)], order)
-        near = groups[0].neighbours
-        if near is not None:
-            weights = near.put_heads_back(weights)
-        dropped = F.dropout(weights if near is None else near.ordered_heads(weights), dropout)
-        by_group = [dropped if group.heads is None else dropped[:, group.heads] for group in groups]
-        parts = [_product(*each, most) for each in zip(by_group, groups, blocks, strict=True)]
+        blocks = None if near is None else Blocks.of(query, near)
+        weights = _mapping(query, slots, blocks)
+        return _product(F.dropout(weights, dropout), slots, blocks), weights
+    if near is not None:
+        output = kernels.attention_with_neighbours(query, slots.key, slots.value, slots.mask, near, dropout=dropout)
     else:
-        parts = [_attend(part, group, dropout) for part, group in zip(queries, groups, strict=True)]
-    return _joined(parts, order), weights
+        # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower
+        # on CPUs (docs/speed.md).
+        few = slots.projected or torch.is_grad_enabled()
+        output = kernels.attention(query, slots.key, slots.value, slots.mask, dropout=dropout, few_keys=few)
+    return output, None
 
 
-def _joined(parts: list[Tensor], order: list[int] | None) -> Tensor:
-    """The heads of all groups in their original order."""
-    return parts[0] if order is None else torch.cat(parts, dim=1)[:, order]
-
-
-def _order_of_heads(groups: list[Slots], num_heads: int) -> list[int]:
-    """The position of each head in the concatenated groups."""
-    grouped = [head for group in groups for head in group.heads or ()]
-    return [grouped.index(head) for head in range(num_heads)]
-
-
-def _attend(query: Tensor, group: Slots, dropout: float) -> Tensor:
-    """Attention over slots, and over neighbours if there are any."""
-    if group.neighbours is not None:
-        return kernels.attention_with_neighbours(
-            query, group.key, group.value, group.mask, group.neighbours, dropout=dropout
-        )
-    # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower on
-    # CPUs (docs/speed.md).
-    few = group.projected or torch.is_grad_enabled()
-    return kernels.attention(query, group.key, group.value, group.mask, dropout=dropout, few_keys=few)
-
-
-def _blocks(query: Tensor, group: Slots) -> Blocks | None:
-    return None if group.neighbours is None else Blocks.of(query, group.neighbours)
-
-
-def _mapping(query: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
-    """P̄ of a group: its slots, filled up with zeros to `most`, and the neighbours of each query."""
+def _mapping(query: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
+    """P̄: the weights of the slots, then of the neighbours of each query."""
     if blocks is None:
-        mapping = context_mapping(query, group.key, group.empty)
-        return F.pad(mapping, (0, most - group.key.shape[2]))
-    of_slots, of_seen = blocks.weights(group.key, group.mask)
-    of_slots = F.pad(of_slots, (0, most - of_slots.shape[-1]))
+        return _softmax(query, slots.key, slots.mask)
+    of_slots, of_seen = blocks.weights(slots.key, slots.mask)
     return blocks.joined(torch.cat([of_slots, blocks.by_neighbour(of_seen)], dim=-1))
 
 
-def _product(weights: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
-    """The product of P̄ of a group, as `_mapping` returns it, with the values."""
-    of_slots = weights[..., : group.key.shape[2]]
+def _product(weights: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
+    """The product of P̄ with the values."""
     if blocks is None:
-        return of_slots @ group.value
-    return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(weights[..., most:])), group.value)
+        return weights @ slots.value
+    number = slots.key.shape[2]
+    of_slots, of_neighbours = weights[..., :number], weights[..., number:]
+    return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(of_neighbours)), slots.value)
 
 
 def context_mapping(
@@ -182,12 +174,10 @@ def context_mapping(
 
     `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
     """
+    empty = None if key_padding_mask is None else key_padding_mask[:, None]
+    return _softmax(query, key, Slots(key, key, empty).mask)
+
+
+def _softmax(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if key_padding_mask is not None:
-        scores = scores.masked_fill(_some_key(key_padding_mask)[:, None, None, :], -math.inf)
-    return scores.softmax(dim=-1)
-
-
-def _some_key(hidden: Bool[Tensor, "*batch keys"]) -> Bool[Tensor, "*batch keys"]:
-    """The mask, True for hidden keys, cleared where it would hide all of them."""
-    return hidden & ~hidden.all(dim=-1, keepdim=True)
+    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)

@@ -27,8 +27,8 @@ def refuse_old_exporter() -> None:
 def is_transformed() -> bool:
     """Whether code is being compiled, exported, traced or transformed (`torch.func`)."""
     return (
-        torch.compiler.is_compiling()
-        or is_exporting()
+        torch.compiler.is_compiling()  # or exporting
+        or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # make_fx
     )
@@ -39,12 +39,9 @@ def has_values(tensor: Tensor) -> bool:
 
     On an accelerator, reading values waits for all queued work.
     """
-    return not (
-        is_transformed()
-        or tensor.device.type == "meta"
-        or isinstance(tensor, FakeTensor)
-        or (tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    )
+    if is_transformed() or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return False
+    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def require_in_trace(condition: Tensor, message: str) -> None:
@@ -55,4 +52,4 @@ def require_in_trace(condition: Tensor, message: str) -> None:
 
 def values_are_cheap(tensor: Tensor) -> bool:
     """Whether values may be read and are in CPU memory, so that a check of them costs almost nothing."""
-    return tensor.device.type == "cpu" and has_values(tensor)
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor) and not is_transformed()

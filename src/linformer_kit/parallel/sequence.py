@@ -38,8 +38,7 @@ from linformer_kit.models.heads import (
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.models.positions import check_plain_table
-from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.padding import real_tokens_first
+from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
 
@@ -233,7 +232,7 @@ class SequenceParallel:
             exchange=functools.partial(exchange, group=self.group),
         )
         for module in self.model.modules():
-            if isinstance(module, (SequenceProjection, LinformerAttention)):
+            if isinstance(module, SequenceProjection):
                 module.piece = piece
             if isinstance(module, LinformerClassificationHead):
                 module.register_forward_pre_hook(
@@ -250,10 +249,9 @@ class SequenceParallel:
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""
-        hidden, padding = arguments
+        hidden, lengths = arguments
         reach, length = module.weight.shape[1] // 2, hidden.shape[1]
-        if padding is not None:
-            hidden = padding.zero(hidden)
+        hidden = zero_padding(hidden, lengths)
         (before,), (after,) = exchange([hidden], reach, reach, group=self.group)
         return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from linformer_kit import LinformerAttention
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention
 from tests.operator.kernels.inputs import attention_inputs, prefer_onednn
 from tests.operator.kernels.test_tokens import model_of
 

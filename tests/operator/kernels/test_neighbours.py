@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from linformer_kit import LinformerAttention
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.kernels import neighbours as kernel
 from linformer_kit.operator.kernels.softmax import Dropout
 from linformer_kit.operator.neighbours import Neighbours
-from linformer_kit.operator.padding import Padding
 
 BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
 
@@ -41,13 +40,13 @@ EDGES = torch.tensor([[0, 1, 3, 3, 10, 20, 28, 29], [0, 2, 9, 11, 11, 11, 11, 11
 
 def attend(given, window, *, masked=False, windows=False, dropout=0.0, first=0, rows=slice(None)):
     query, key, value, near_key, near_value = given
-    padding = Padding.after(torch.tensor([LENGTH, 11, 1]), LENGTH) if masked else None
+    lengths = torch.tensor([LENGTH, 11, 1]) if masked else None
     mask = None
     if masked:
         mask = torch.ones(BATCH, 1, 1, SLOTS, dtype=torch.bool)
         mask[1, ..., 3:] = False
-    edges = None if not windows else EDGES if masked else EDGES[:1]
-    near = Neighbours(near_key, near_value, window, padding, first, edges)
+    edges = None if not windows else EDGES[:, None] if masked else EDGES[:1, None]
+    near = Neighbours(near_key, near_value, window, lengths, first, edges)
     return kernels.attention_with_neighbours(query[:, :, rows], key, value, mask, near, dropout=dropout)
 
 
@@ -72,7 +71,7 @@ def test_gradients_by_numerical_differentiation(monkeypatch):
     monkeypatch.setattr(kernel, "_COLUMNS", 400)
     given = [tensor.detach()[:2, :, :7].requires_grad_() for tensor in tensors()]
     edges = torch.tensor([[0, 1, 1, 3, 6, 7, 7, 7], [0, 1, 2, 4, 4, 4, 4, 4]])
-    near = Neighbours(given[3], given[4], 4, Padding.after(torch.tensor([7, 4]), 7), 0, edges)
+    near = Neighbours(given[3], given[4], 4, torch.tensor([7, 4]), 0, edges[:, None])
     where = near.without_tokens()
     for drop in (None, Dropout(0.3, seed=5)):
         assert torch.autograd.gradcheck(

@@ -10,10 +10,9 @@ import torch
 
 from linformer_cli.settings import Projection
 from linformer_kit import InputError, RandomProjection
-from linformer_kit.operator.padding import Padding
+from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
-from linformer_kit.operator.projections.base import Inputs
-from linformer_kit.operator.projections.head_maps import HeadMap
+from linformer_kit.operator.slots import split_heads
 
 
 def test_random_entries_have_variance_one_over_k():
@@ -67,7 +66,7 @@ def test_the_names_on_the_command_line_are_the_names_in_the_code():
 @pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
 @pytest.mark.parametrize("projected_dim", [5, (5, 2, 3)])
 def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
-    """Which one is taken depends on sizes; keys with a map and keys that are split only, gradients too."""
+    """Which one is taken depends on sizes; gradients too."""
     torch.manual_seed(0)
     made = build_projection(
         "linear",
@@ -79,17 +78,15 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
         shorter_input="stretch",
         initializer="shifted_pooling",
     ).double()
-    linear = torch.nn.Linear(12, 12).double()
     lengths = torch.tensor([23, 1, 7])
     hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
     found = {}
     for spread in (True, False):
         monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
-        for mapped in (linear, None):
-            made.zero_grad()
-            slots = made(Inputs(hidden, hidden, HeadMap(mapped, 3), HeadMap(mapped, 3), Padding.after(lengths, 23)))
-            sum((group.key**2).sum() + (group.value**3).sum() for group in slots).backward()
-            found[spread, mapped is None] = [*(group.key for group in slots), *(p.grad for p in made.parameters())]
-    for mapped in (True, False):
-        for first, second in zip(found[True, mapped], found[False, mapped], strict=True):
-            torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)
+        made.zero_grad()
+        tokens = split_heads(hidden, 3)
+        slots = project_heads(made, tokens, tokens, lengths)
+        ((slots.key**2).sum() + (slots.value**3).sum()).backward()
+        found[spread] = [slots.key, *(parameter.grad for parameter in made.parameters())]
+    for first, second in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)

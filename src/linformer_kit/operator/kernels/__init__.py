@@ -10,7 +10,7 @@ uses the plain operations, and so does code within `plain()`.
     attention, arranged               attention over few keys, and the memory layout of keys and values for it
     attention_with_neighbours         attention over few keys and a sliding window of tokens
     window_means                      means of the tokens in windows
-    runs_in_blocks, is_large          whether inference runs block by block over tokens
+    runs_in_blocks                    whether inference runs block by block over tokens
     blocks, block_tokens              the blocks and their size
     plain                             a context that disables these kernels
 
@@ -22,7 +22,7 @@ from linformer_kit.operator.kernels.neighbours import attention_with_neighbours
 from linformer_kit.operator.kernels.processor import Processor, has_onednn
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention
-from linformer_kit.operator.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
+from linformer_kit.operator.kernels.tokens import block_tokens, blocks, runs_in_blocks
 from linformer_kit.operator.kernels.windows import window_means
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "blocks",
     "compress",
     "has_onednn",
-    "is_large",
     "linear",
     "plain",
     "runs_in_blocks",

@@ -34,7 +34,7 @@ def attention_with_neighbours(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads slots head_dim"],
     value: Float[Tensor, "batch heads slots head_dim"],
-    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
+    mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
     neighbours: Neighbours,
     *,
     dropout: float = 0.0,
@@ -138,13 +138,13 @@ class _Part(NamedTuple):
 
     def bias(
         self, mask: Tensor | None, where: Neighbours, slots: int, dtype: torch.dtype
-    ) -> Float[Tensor, "samples_or_1 blocks 1 block_rows columns"]:
+    ) -> Float[Tensor, "samples_or_1 blocks heads_or_1 block_rows columns"]:
         """What is added to the scores: -inf for hidden slots, and for tokens that a row does not see, else 0.
 
         To a slot's score, also the logarithm of the share of its tokens that the row does not see.
         """
         where = where._replace(edges=of_samples(where.edges, self.samples))
-        where = where._replace(key_lengths=of_samples(where.key_lengths, self.samples))
+        where = where._replace(lengths=of_samples(where.lengths, self.samples))
         first_token = self.start + torch.arange(self.blocks, device="cpu")[:, None] * self.block_rows
         token = first_token + torch.arange(self.block_tokens, device="cpu")
         row = first_token + where.before + torch.arange(self.block_rows, device="cpu")
@@ -153,11 +153,11 @@ class _Part(NamedTuple):
         of_tokens = torch.zeros(sees.shape, dtype=dtype, device="cpu").masked_fill_(~sees, -torch.inf)[:, :, None]
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device="cpu")
         if where.edges is not None:
-            edges = where.edges[:, None, None]
-            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first, after, dtype=dtype)
-            of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))[:, :, None]
+            edges = where.edges[:, None, :, None]
+            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, :, None], after[:, :, None], dtype=dtype)
+            of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))
         if mask is not None:
-            of_slots = of_slots.masked_fill(~mask[:, None], -torch.inf)
+            of_slots = of_slots.where(mask[:, None], -torch.inf)
         shape = torch.broadcast_shapes(of_slots.shape[:-1], of_tokens.shape[:-1])
         return torch.cat([part.expand(*shape, -1) for part in (of_slots, of_tokens)], dim=-1)
 

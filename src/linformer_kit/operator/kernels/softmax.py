@@ -29,7 +29,7 @@ def attention(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys head_dim"],
-    mask: Bool[Tensor, "batch_or_1 1 1 keys"] | None = None,
+    mask: Bool[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
     *,
     dropout: float = 0.0,
     few_keys: bool = True,

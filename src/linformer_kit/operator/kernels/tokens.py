@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from linformer_kit.operator.hooks import may_need_whole
@@ -16,7 +16,7 @@ _LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more
 _BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that fit in the cache with the others
 
 
-def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
+def runs_in_blocks(module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> bool:
     """Whether a token-wise module should run block by block.
 
     True for large inputs in inference on a CPU: there the activations of a block stay in the cache, and only one block
@@ -24,23 +24,21 @@ def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed
 
     Args:
         module: The module.
-        hidden: Its input.
+        tokens: Its input, ids or hidden states.
         width: Width of its widest activation.
     """
-    return (
-        is_large(hidden, width)
-        and not any(part.training or (part is not module and may_need_whole(part)) for part in module.modules())
-        and all(parameter.dtype == hidden.dtype for parameter in module.parameters())
-    )
-
-
-def is_large(hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
-    """Whether an input has more than one block of tokens, in inference on a CPU."""
-    return (
-        not must_be_plain()
-        and hidden.device.type == "cpu"
-        and hidden.shape[:2].numel() > block_tokens(width)
-        and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+    if (
+        must_be_plain()
+        or tokens.device.type != "cpu"
+        or tokens.shape[:2].numel() <= block_tokens(width)
+        or torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return False
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    dtypes |= {tokens.dtype} if tokens.is_floating_point() else set()
+    return len(dtypes) == 1 and not any(
+        part.training or (part is not module and may_need_whole(part)) for part in module.modules()
     )
 
 

@@ -1,21 +1,21 @@
 """Projections of n positions to k slots, and their sharing over layers and heads (section 4 of the paper).
 
-A projection is called with the *inputs* of keys and values and with W_K and W_V (`Inputs`), because it chooses the
-order of the multiplications: E·(X·W) and (E·X)·W are equal, but their cost is very different.
+A projection is called with the tokens of keys and values, mapped by W_K and W_V or not: `attention` chooses the order
+of the two products, since E·(X·W) and (E·X)·W are equal, but their cost is very different.
 To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settings.Projection`.
 
-    LinearProjection       E and F are learned                      E·(X·W) is computed as (E·X)·W
-    RandomProjection       E = F = R, Gaussian and fixed            likewise
-    MeanPoolProjection     means over k windows                     likewise
-    MaxPoolProjection      maxima over k windows, after W
-    ConvProjection         k windows with a learned kernel for each dimension of a head, after W
-    DynamicProjection      E = F = a softmax over the positions       as LinearProjection
+    FullAttention          E = F = identity
+    LinearProjection       E and F are learned
+    RandomProjection       E = F = R, Gaussian and fixed
+    MeanPoolProjection     means over k windows
+    MaxPoolProjection      maxima over k windows
+    ConvProjection         k windows with a learned kernel for each dimension of a head
+    DynamicProjection      E = F = a softmax over the positions
 
-    base         base classes                     sizes        numbers of slots, for heads and layers
+    base         the base class                   sizes        numbers of slots, for heads and layers
     matrices     linear, random                   windows      windows that tile a sequence
     pooling      means, maxima                    convolution  learned kernels
-    dynamic      matrices computed from the tokens
-    head_maps    W_K and W_V, before or after E   starts       initialisation of E and F
+    dynamic      matrices computed from tokens    starts       initialisation of E and F
     resampling   E, F and tokens for another length
 
 Axes as in `slots`.
@@ -31,16 +31,18 @@ from linformer_kit.operator.projections.base import (
     BIAS_ORDERS,
     SHARINGS,
     SHORTER_INPUTS,
-    Inputs,
+    Compressed,
+    FullAttention,
     Piece,
     SequenceProjection,
+    SharedProjection,
+    inside,
 )
 from linformer_kit.operator.projections.convolution import ConvProjection
 from linformer_kit.operator.projections.dynamic import DynamicProjection
-from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
 from linformer_kit.operator.projections.pooling import MaxPoolProjection, MeanPoolProjection
-from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, each_dim, is_integer, largest_dim
+from linformer_kit.operator.projections.sizes import check_resize, each_dim, is_integer, largest_dim
 from linformer_kit.operator.projections.starts import check_start
 from linformer_kit.operator.projections.windows import more_windows
 
@@ -49,20 +51,21 @@ __all__ = [
     "PROJECTIONS",
     "SHARINGS",
     "SHORTER_INPUTS",
+    "Compressed",
     "ConvProjection",
     "DynamicProjection",
-    "HeadGroups",
-    "HeadMap",
-    "Inputs",
+    "FullAttention",
     "LinearProjection",
     "MaxPoolProjection",
     "MeanPoolProjection",
     "Piece",
     "RandomProjection",
     "SequenceProjection",
+    "SharedProjection",
     "build_projection",
     "check_resize",
     "each_dim",
+    "inside",
     "is_integer",
     "largest_dim",
     "more_windows",

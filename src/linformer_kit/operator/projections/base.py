@@ -1,4 +1,4 @@
-"""Base classes of projections: inputs, sizes, sharing, and heads in groups of equal k.
+"""The base class of projections, and what one of them gives to attention.
 
 Axes as in `slots`.
 """
@@ -9,87 +9,33 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast, get_args
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit.operator.neighbours import Exchange
-from linformer_kit.operator.padding import Padding
-from linformer_kit.operator.projections.head_maps import HeadMap
-from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, is_integer, slots_by_head
-from linformer_kit.operator.slots import Slots
+from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
+from linformer_kit.operator.values import is_exporting
 
 SHARINGS = get_args(Sharing)
 BIAS_ORDERS = get_args(BiasOrder)
 SHORTER_INPUTS = get_args(ShorterInput)
 
 
-class Inputs(NamedTuple):
-    """Inputs of a projection: tokens, the linear maps W_K and W_V, and the padding."""
+class Compressed(NamedTuple):
+    """E·K and F·V, for all heads with the same number of slots.
 
-    key: Float[Tensor, "batch seq_len embed"]  # zero at padding
-    value: Float[Tensor, "batch seq_len embed"]  # likewise; the same tensor object as `key` if they are equal
-    key_map: HeadMap
-    value_map: HeadMap
-    padding: Padding | None = None  # None: all tokens are real
-    unmapped: Float[Tensor, "batch seq_len embed"] | None = None  # input of W_K, if `key` is its output; else None
+    The axis of heads is 1 if the tokens were not mapped by W_K and W_V yet; then the last axis is d_m.
+    """
 
-    @property
-    def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
-        """True where padded; None: no padding."""
-        return None if self.padding is None else self.padding.mask
-
-    @property
-    def lengths(self) -> Int[Tensor, " batch"] | None:
-        """Number of real tokens of each sequence; None: all."""
-        return None if self.padding is None else self.padding.lengths
-
-    def in_order(self) -> Inputs:
-        """Move real tokens first; maps that must run on every token run before, on tokens in their original order."""
-        key, key_map = self.key_map.in_order(self.key, self.mask)
-        value, value_map = self.value_map.in_order(self.value, self.mask)
-        unmapped = self.unmapped if key is self.key else self.key
-        if self.padding is None:
-            return self._replace(key=key, value=value, key_map=key_map, value_map=value_map, unmapped=unmapped)
-        ordered = self.padding.real_first(key)
-        value = ordered if value is key else self.padding.real_first(value)
-        unmapped = None if unmapped is None else self.padding.real_first(unmapped)
-        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), unmapped)
-
-    def first(self, tokens: int) -> Inputs:
-        """The first tokens, of inputs in order."""
-        return self._cut(slice(tokens))
-
-    def after(self, tokens: int) -> Inputs:
-        """The tokens after the first ones, of inputs in order."""
-        if not tokens:
-            return self
-        rest = self._cut(slice(tokens, None))
-        key_map = self.key_map.after(tokens, self.key, rest.key)
-        return rest._replace(key_map=key_map, value_map=self.value_map.after(tokens, self.value, rest.value))
-
-    def padded(self, positions: int) -> Inputs:
-        """With more positions of padding at the end."""
-        key, value, unmapped = (
-            None if hidden is None else F.pad(hidden, (0, 0, 0, positions))
-            for hidden in (self.key, self.value, self.unmapped)
-        )
-        assert key is not None and value is not None
-        mask = self.key.new_zeros(self.key.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
-        padding = Padding(F.pad(mask, (0, positions), value=True), (~mask).sum(dim=1), None)
-        value = key if self.value is self.key else value
-        return self._replace(key=key, value=value, padding=padding, unmapped=unmapped)
-
-    def _cut(self, tokens: slice) -> Inputs:
-        key = self.key[:, tokens]
-        return self._replace(
-            key=key,
-            value=key if self.value is self.key else self.value[:, tokens],
-            padding=None if self.padding is None else self.padding.cut(tokens),
-            unmapped=None if self.unmapped is None else self.unmapped[:, tokens],
-        )
+    key: Float[Tensor, "batch heads slots dim"]
+    value: Float[Tensor, "batch heads slots dim"]  # the same tensor object as `key` if E·K = F·V
+    # E·m and F·m, with m 1 on real tokens and 0 on padding; None: 1, or not asked for.
+    key_sums: Float[Tensor, "batch_or_1 slots"] | None = None
+    value_sums: Float[Tensor, "batch_or_1 slots"] | None = None
+    # Real tokens of the window that a slot stands for; None: slots do not stand for windows.
+    sizes: Int[Tensor, "batch_or_1 slots"] | None = None
 
 
 class Piece(NamedTuple):
@@ -102,15 +48,15 @@ class Piece(NamedTuple):
 
 
 class SequenceProjection(nn.Module):
-    """Base class of projections: sizes, sharing, and heads in groups of equal k.
+    """Base class of projections of n positions to k slots. A subclass writes `compress`.
 
     Args:
         seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
         projected_dim: k, the number of slots, from 1 to seq_len; or one for each head.
         num_heads: h.
         sharing: `none`: E and F for each head; `headwise`: E and F for all heads; `key_value` and `layerwise`: one
-            matrix for both, E = F. With `layerwise` all layers use the same module; its owner passes it to them. For
-            projections without parameters, sharing has no effect.
+            matrix for both, E = F. With `layerwise` all layers use the same module. For projections without
+            parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
             `stretch`: E is resampled to m columns (`resampling.stretch_matrix`), min(k, m) windows tile the m tokens.
 
@@ -122,6 +68,7 @@ class SequenceProjection(nn.Module):
     nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
     stretches = True  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
+    commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     piece: Piece | None = None  # None: this process has the whole sequence
 
@@ -143,24 +90,70 @@ class SequenceProjection(nn.Module):
         if shorter_input not in SHORTER_INPUTS:
             raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
-        self._set_head_dims(slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence"))
+        self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
         self.shorter_input = shorter_input
         if not self.nested:
             self._require_uniform(self.head_dims)
 
-    def _set_head_dims(self, dims: Sequence[int]) -> None:
-        self._groups = HeadGroups.of(dims)
+    def compress(
+        self,
+        tokens: Float[Tensor, "batch heads seq_len dim"],
+        lengths: Int[Tensor, " batch"] | None,
+        slots: int,
+        *,
+        values: bool = False,
+    ) -> Float[Tensor, "batch heads slots dim"]:
+        """E·X, or F·X for values.
 
-    @property
-    def head_dims(self) -> tuple[int, ...]:
-        """k of each head."""
-        return self._groups.dims
+        Args:
+            tokens: X, right-padded, with zeros at padding: mapped by W_K or W_V and split into heads, or, if the
+                projection is `shared_by_heads` and `commutes`, as one head of width d_m.
+            lengths: Number of real tokens; None: all.
+            slots: k, at most `projected_dim`.
+            values: Whether these are values and not keys.
+        """
+        raise NotImplementedError
+
+    def sizes(
+        self, seq_len: int, lengths: Int[Tensor, " batch"] | None, slots: int, device: torch.device
+    ) -> Int[Tensor, "batch_or_1 slots"] | None:
+        """The number of real tokens in the window of each slot; None if slots stand for no windows."""
+        return None
+
+    def forward(
+        self,
+        key: Float[Tensor, "batch heads seq_len dim"],
+        value: Float[Tensor, "batch heads seq_len dim"],
+        lengths: Int[Tensor, " batch"] | None,
+        slots: int,
+        *,
+        source: Float[Tensor, "batch seq_len embed"],
+        sums: bool = False,
+    ) -> Compressed:
+        """E·K and F·V.
+
+        Args:
+            key: Tokens of the keys, as for `compress`.
+            value: Tokens of the values; the same tensor object as `key` if they are equal.
+            lengths: Number of real tokens of each sequence; None: all.
+            slots: k of these heads.
+            source: The input of the keys, for projections that depend on it.
+            sums: Whether E·m and F·m are needed.
+
+        Raises:
+            InputError: if the sequence is longer than seq_len.
+        """
+        self._check_length(key.shape[2])
+        key_slots = self.compress(key, lengths, slots)
+        shared = value is key and self.tied
+        value_slots = key_slots if shared else self.compress(value, lengths, slots, values=True)
+        return Compressed(key_slots, value_slots, sizes=self.sizes(key.shape[2], lengths, slots, key.device))
 
     @property
     def projected_dim(self) -> int:
         """The largest k."""
-        return self._groups.most
+        return max(self.head_dims)
 
     @property
     def num_heads(self) -> int:
@@ -172,9 +165,21 @@ class SequenceProjection(nn.Module):
         return self.sharing in ("key_value", "layerwise")
 
     @property
+    def shared_by_heads(self) -> bool:
+        """Whether all heads have the same E and F."""
+        return True
+
+    @property
     def uniform(self) -> bool:
         """Whether all heads have the same k."""
-        return len(self._groups.groups) == 1
+        return len(set(self.head_dims)) == 1
+
+    def is_exact_for(self, seq_len: int, slots: int) -> bool:
+        """Whether each token of sequences of this length, or less, is a slot of its own, as in full attention.
+
+        Not in an exported program, which runs with all lengths.
+        """
+        return seq_len <= 0 and not is_exporting()
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
@@ -190,40 +195,14 @@ class SequenceProjection(nn.Module):
         """Number of learned n → k maps of this projection, as counted in section 4 of the paper."""
         if next(self.parameters(), None) is None:
             return 0
-        return (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
+        return (1 if self.sharing != "none" else self.num_heads) * (1 if self.tied else 2)
 
     def extra_repr(self) -> str:
         slots = self.projected_dim if self.uniform else list(self.head_dims)
         return f"{self.seq_len} -> {slots}, sharing={self.sharing}, shorter_input={self.shorter_input}"
 
-    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
-        """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with the same k.
-
-        Args:
-            inputs: Keys and values, W_K and W_V, and the padding. The maps are called on the k rows of E·K and F·V if
-                they commute with the projection, else on all tokens.
-            groups: Heads by number of slots, at most those of the projection; default: those of the projection.
-
-        Raises:
-            InputError: if the sequence is longer than seq_len, or for more heads or slots than there are.
-        """
-        raise NotImplementedError
-
-    def _prepared(self, inputs: Inputs, groups: HeadGroups | None) -> tuple[Inputs, HeadGroups]:
-        """Check the arguments of `forward`, and move real tokens first."""
-        length = inputs.key.shape[1]
-        # An exported program runs with many lengths, so it must not depend on the length of the traced input.
-        if self.bounded and not torch.compiler.is_exporting() and length > self.seq_len:
-            raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
-        if groups is None and inputs.key_map.num_heads == self.num_heads:
-            groups = self._groups
-        else:
-            self.fewer_slots(None if groups is None else groups.dims, inputs.key_map.num_heads)
-        assert groups is not None
-        return inputs.in_order(), groups
-
-    def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
-        """The number of slots of each head, checked against those of the projection.
+    def checked_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
+        """The number of slots of each head; None: those of the projection.
 
         Raises:
             InputError: for more slots than the projection has, for fewer if it does not support them, or for another
@@ -234,15 +213,11 @@ class SequenceProjection(nn.Module):
         if projected_dim is None:
             return self.head_dims
         dims = slots_by_head(projected_dim, num_heads, limit=self.projected_dim, limited_by="those of the projection")
-        if any(wanted > made for wanted, made in zip(dims, self.head_dims, strict=True)):
+        if any(wanted > largest for wanted, largest in zip(dims, self.head_dims, strict=True)):
             raise InputError(f"projected_dim: expected at most {list(self.head_dims)} by head, got {list(dims)}")
         if not self.nested:
             self._require_uniform({*dims, *self.head_dims})
         return dims
-
-    def keeps_tokens(self, length: int, groups: HeadGroups | None = None) -> bool:
-        """Whether each token of texts of this length, or less, is a slot of its own."""
-        return False
 
     def resize(self, seq_len: int, mode: str) -> None:
         """Change the maximum sequence length in-place, and for windows with `extend` also the number of slots.
@@ -275,9 +250,10 @@ class SequenceProjection(nn.Module):
         """Parameters and buffers by name that have a column for each position, on their last axis."""
         return {}
 
-    def _added(self, parts: list[Tensor]) -> list[Tensor]:
-        """Turn sums over this process's positions into sums over the whole sequence."""
-        return parts if self.piece is None else self.piece.add(parts)
+    def _check_length(self, seq_len: int) -> None:
+        # An exported program runs with many lengths, so it must not depend on the length of the traced input.
+        if self.bounded and not torch.compiler.is_exporting() and seq_len > self.seq_len:
+            raise InputError(f"sequence length: expected at most {self.seq_len}, got {seq_len}")
 
     def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
         if len(set(dims)) > 1:
@@ -285,6 +261,63 @@ class SequenceProjection(nn.Module):
                 "projected_dim: expected one constant number for all heads, because the kernel of a convolution "
                 f"depends on it, got {sorted(set(dims))}"
             )
+
+
+class FullAttention(SequenceProjection):
+    """Equation 2 as a projection: each token is its own slot, E = F = identity."""
+
+    bounded = stretches = False
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(None, 1, num_heads=num_heads)
+
+    def compress(
+        self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False
+    ) -> Float[Tensor, "batch heads seq_len dim"]:
+        return tokens
+
+    def is_exact_for(self, seq_len: int, slots: int) -> bool:
+        return True
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        """Nothing depends on the length."""
+
+
+class SharedProjection:
+    """A projection that belongs to another module, such as an encoder whose layers share it.
+
+    A plain object: the layer that uses the projection does not contain it, so that it is saved, counted and trained
+    once. It is looked up at every call, so that a replacement is used.
+
+    Args:
+        owner: The module whose attribute `name` is the projection.
+        name: The attribute.
+    """
+
+    def __init__(self, owner: nn.Module, name: str = "projection") -> None:
+        self.owner = owner
+        self.name = name
+
+    @property
+    def module(self) -> SequenceProjection:
+        """The projection."""
+        return getattr(self.owner, self.name)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SharedProjection:
+        """A copy of a layer alone keeps the owner; one of the owner with its layers gets the copy of the owner."""
+        return SharedProjection(cast(nn.Module, memo.get(id(self.owner), self.owner)), self.name)
+
+
+def inside(module: nn.Module) -> SequenceProjection:
+    """The projection itself, or that inside a module which wraps it, as adapters do: what it declares.
+
+    Raises:
+        InputError: if there is none.
+    """
+    for part in module.modules():
+        if isinstance(part, SequenceProjection):
+            return part
+    raise InputError(f"projection: expected a projection module, got {type(module).__name__}")
 
 
 class LearnedProjection(SequenceProjection):

@@ -15,10 +15,11 @@ from torch import Tensor
 from linformer_cli.errors import InputError
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
-from linformer_kit.operator.projections.windows import MappedWindowProjection, Windows
+from linformer_kit.operator.projections.windows import WindowProjection, Windows
+from linformer_kit.operator.slots import merge_heads
 
 
-class ConvProjection(LearnedProjection, MappedWindowProjection):
+class ConvProjection(LearnedProjection, WindowProjection):
     """A learned convolution with stride n/k over K·W_K and V·W_V: slot i weighs the tokens of window i (section 4).
 
     The kernel has width ⌈n/k⌉; shorter windows drop its last taps. There is no bias. The parameters are
@@ -41,13 +42,14 @@ class ConvProjection(LearnedProjection, MappedWindowProjection):
         kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
         return kernel.repeat(self.num_heads, 1, 1) if self.sharing == "none" else kernel
 
-    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        if mapped.shape[3] != self.head_dim:
-            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {mapped.shape[3]}")
-        kernel = self.key_projection if self.tied else getattr(self, name)
-        kernel = kernel if self.sharing == "none" else kernel[None]
-        inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
-        taps = kernel.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
+    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+        heads, dim = tokens.shape[1], tokens.shape[3]
+        if dim != self.head_dim:
+            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {dim}")
+        kernel = self.value_projection if values and self.value_projection is not None else self.key_projection
+        inside = windows.of(merge_heads(tokens)).unflatten(3, (heads, dim))
+        by_head = kernel if self.sharing == "none" else kernel[None]
+        taps = by_head.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
         return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
 
     def _resize(self, seq_len: int, mode: str) -> None:

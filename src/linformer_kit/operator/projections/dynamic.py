@@ -13,9 +13,9 @@ from torch import Tensor
 
 from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
-from linformer_kit.operator.projections.base import Inputs, LearnedProjection
+from linformer_kit.operator.padding import padding_after
+from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.matrices import MatrixProjection
-from linformer_kit.operator.projections.sizes import HeadGroups
 
 _START = 1.0  # standard deviation of the initial scores of tokens of variance 1
 
@@ -27,9 +27,8 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
     values have the same P, so E = F = Pᵀ with any sharing: `none` has a P for each head; `headwise` and `key_value` are
     the same here, one P for all heads of a layer; `layerwise` has one W_P for all layers, each with its own X.
 
-    The parameter `key_projection` is W_Pᵀ, `[projected_dim, embed]`, for sharing `none` with a first axis of heads or,
-    if they differ in k, concatenated along the slots, `[sum of k, embed]`; as in `LinearProjection`, a head with a
-    smaller k uses the first rows of a shared one. Nothing depends on a position: sequences may be longer than seq_len,
+    The parameter `key_projection` is W_Pᵀ, `[projected_dim, embed]`, for sharing `none` with a first axis of heads; a
+    head with a smaller k uses the first rows. Nothing depends on a position: sequences may be longer than seq_len,
     which may be None, and shorter_input has no effect.
 
     Args:
@@ -53,38 +52,28 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         return True
 
     @property
-    def by_head(self) -> bool:
-        return self.sharing == "none"
+    def shared_by_heads(self) -> bool:
+        return self.sharing != "none"
 
     def _start(self) -> Tensor:
-        if not self.by_head:
-            rows: tuple[int, ...] = (self.projected_dim,)
-        elif self.uniform:
-            rows = (self.num_heads, self.projected_dim)
-        else:
-            rows = (sum(self.head_dims),)
-        return torch.randn(*rows, self.embed_dim) * (_START * self.embed_dim**-0.5)
+        heads = () if self.shared_by_heads else (self.num_heads,)
+        return torch.randn(*heads, self.projected_dim, self.embed_dim) * (_START * self.embed_dim**-0.5)
 
-    def _for_length(self, inputs: Inputs, groups: HeadGroups) -> tuple[Tensor, Tensor, Inputs]:
-        weights = self._position_weights(inputs, groups.most)
-        return weights, weights, inputs._replace(padding=None)  # the columns of padding are zero
-
-    def _position_weights(self, inputs: Inputs, slots: int) -> Tensor:
-        """Pᵀ of each sequence, `[batch, *rows, length]`, with at most this number of slots where each is a row."""
-        tokens = inputs.key if inputs.unmapped is None else inputs.unmapped
-        if tokens.shape[2] != self.embed_dim:
-            raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {tokens.shape[2]}")
-        separate = self.by_head and not self.uniform
-        rows = self.key_projection if separate else self.key_projection[..., :slots, :]
-        scores = kernels.compress(rows.flatten(0, -2), tokens.transpose(1, 2))
-        if inputs.mask is None:
+    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+        """Pᵀ of each sequence, `[batch, *heads, slots, seq_len]`, with zeros at padding."""
+        if source.shape[2] != self.embed_dim:
+            raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {source.shape[2]}")
+        rows = self.key_projection[..., :slots, :]
+        scores = kernels.compress(rows.flatten(0, -2), source.transpose(1, 2))
+        if lengths is None:
             weights = self._softmax(scores)
         else:
-            padding = inputs.mask[:, None]
+            padding = padding_after(lengths, source.shape[1])[:, None]
             # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
             masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
             weights = self._softmax(masked).masked_fill(padding, 0.0)
-        return weights.unflatten(1, rows.shape[:-1])
+        weights = weights.unflatten(1, rows.shape[:-1])
+        return weights, weights
 
     def _softmax(self, scores: Tensor) -> Tensor:
         """The softmax over all positions, of which this process may have only a piece."""

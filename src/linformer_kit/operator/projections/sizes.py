@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 
 RESIZE_MODES = get_args(ResizeMode)
-
-
-class HeadGroups(NamedTuple):
-    """The heads of a layer, grouped by number of slots: heads with equal k are computed together."""
-
-    dims: tuple[int, ...]  # k of each head
-    groups: tuple[tuple[int, list[int] | None], ...]  # k and its heads, the largest k first; None: all heads
-
-    @classmethod
-    def of(cls, dims: Sequence[int]) -> HeadGroups:
-        """Group heads by these numbers of slots."""
-        sizes = sorted(set(dims), reverse=True)
-        heads = {k: [head for head, dim in enumerate(dims) if dim == k] for k in sizes}
-        return cls(tuple(dims), tuple((k, heads[k] if len(sizes) > 1 else None) for k in sizes))
-
-    @property
-    def most(self) -> int:
-        """The largest k."""
-        return self.groups[0][0]
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from linformer_cli.errors import InputError
 from linformer_kit.operator.padding import take_positions
-from linformer_kit.operator.projections.base import Inputs, SequenceProjection
-from linformer_kit.operator.projections.head_maps import of_heads
-from linformer_kit.operator.projections.sizes import HeadGroups
-from linformer_kit.operator.slots import Slots
+from linformer_kit.operator.projections.base import SequenceProjection
 from linformer_kit.operator.values import is_exporting
 
 
@@ -85,23 +82,32 @@ def pooling_windows(
 
 
 class WindowProjection(SequenceProjection):
-    """Slot i is computed from window i of the k windows that tile the sequence (`pooling_windows`)."""
+    """Slot i is computed from window i of the k windows that tile the sequence. A subclass writes `reduce`."""
 
     windowed = True
 
-    def _windows(self, slots: int, hidden: Tensor, lengths: Tensor | None) -> tuple[Windows, Tensor | None]:
-        """The windows, and the mask of empty slots."""
-        exporting = is_exporting()
-        windows = pooling_windows(
+    def reduce(
+        self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
+    ) -> Float[Tensor, "batch heads slots dim"]:
+        """Reduce the tokens in each window to a slot."""
+        raise NotImplementedError
+
+    def compress(self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False) -> Tensor:
+        return self.reduce(self._windows(tokens.shape[2], lengths, slots, tokens.device), tokens, values=values)
+
+    def sizes(self, seq_len: int, lengths: Tensor | None, slots: int, device: torch.device) -> Tensor:
+        return self._windows(seq_len, lengths, slots, device).sizes
+
+    def _windows(self, seq_len: int, lengths: Tensor | None, slots: int, device: torch.device) -> Windows:
+        return pooling_windows(
             slots,
             self.seq_len,
-            hidden.shape[1],
+            seq_len,
             lengths,
             stretch=self.shorter_input == "stretch",
-            count=slots if exporting else None,
-            device=hidden.device,
+            count=slots if is_exporting() else None,
+            device=device,
         )
-        return windows, windows.empty if exporting or lengths is not None else None
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         super().check_resize(seq_len, mode)
@@ -111,32 +117,7 @@ class WindowProjection(SequenceProjection):
 
     def _resize(self, seq_len: int, mode: str) -> None:
         if mode == "extend":
-            self._set_head_dims([more_windows(k, self.seq_len, seq_len) for k in self.head_dims])
-
-
-class MappedWindowProjection(WindowProjection):
-    """Projections whose window reduction does not commute with W_K and W_V, so it runs after them."""
-
-    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        """Reduce X·W, `[batch, seq_len, heads, head_dim]`, to `[batch, heads, slots, head_dim]`, with a parameter."""
-        raise NotImplementedError
-
-    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
-        inputs, groups = self._prepared(inputs, groups)
-        key, value, key_map, value_map, *_ = inputs
-        maps = (
-            (key_map, key_map(key, inputs.mask), "key_projection"),
-            (value_map, value_map(value, inputs.mask), "value_projection"),
-        )
-        slots = []
-        for k, heads in groups.groups:
-            windows, empty = self._windows(k, key, inputs.lengths)
-            key_slots, value_slots = (
-                head_map.add_bias(self._reduce(windows, of_heads(mapped, heads, 2), name), heads)
-                for head_map, mapped, name in maps
-            )
-            slots.append(Slots(key_slots, value_slots, empty, heads, sizes=windows.sizes))
-        return slots
+            self.head_dims = tuple(more_windows(k, self.seq_len, seq_len) for k in self.head_dims)
 
 
 def more_windows(projected_dim: int, seq_len: int, new_seq_len: int) -> int:
