@@ -34,6 +34,7 @@ def test_help_of_a_command(name, capsys):
     command, text = COMMANDS[name], help_of(name, capsys=capsys)
     usage, empty = text.splitlines()[:2]
     assert usage.startswith(f"usage: linformer {name} ") and usage.endswith("[options]") and empty == ""
+    assert all(len(each.sentence) > 9 for each in settings_of(command.settings))
     for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
     settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group != "Arguments"]

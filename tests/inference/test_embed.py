@@ -208,3 +208,24 @@ def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):
     assert listed.name in fail_last_line(capsys, *command(folder, tmp_path / "vectors.npy", "--chunk_tokens", "3"))
     assert [path.name for path in tmp_path.iterdir()] == [listed.name]
     assert listed.read_text() == "of another run"
+
+
+def test_a_file_of_texts_is_never_overwritten_and_a_new_output_has_no_old_pieces(folder, tmp_path, capsys):
+    output = tmp_path / "vectors.npy"
+    main(command(folder, output, "--chunk_tokens", "3"))
+    pieces = tmp_path / "vectors.npy.pieces.jsonl"
+    before = pieces.read_bytes()
+    again = ["embed", folder / "model", pieces, "--output", output, "--chunk_tokens", "3", "--overwrite"]
+    assert "output: expected another file than that of the texts" in fail_last_line(capsys, *again)
+    assert pieces.read_bytes() == before
+    main(command(folder, output, "--overwrite"))
+    assert not pieces.exists()
+
+
+def test_a_damaged_record_is_one_line(folder, tmp_path, capsys):
+    output, mark = tmp_path / "vectors.npy", tmp_path / "vectors.npy.run.json"
+    main(command(folder, output))
+    for wrong in ("x", -5):
+        mark.write_text(json.dumps(json.loads(mark.read_text()) | {"texts": wrong}))
+        error = fail_last_line(capsys, *command(folder, output, "--resume"))
+        assert f"resume: expected numbers of texts and bytes in {mark}" in error and output.exists()

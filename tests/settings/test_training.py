@@ -23,7 +23,7 @@ def settings(command: str, **fields: object):
         ("pretrain", "save_total_limit", 0, "greater than or equal to 1"),
         ("distill", "max_steps", 0, "greater than or equal to 1"),
         ("pretrain", "warmup_steps", -1, "greater than or equal to 0"),
-        ("pretrain", "learning_rate", float("nan"), "greater than or equal to 0"),
+        ("pretrain", "learning_rate", float("nan"), "a finite number"),
         ("pretrain", "seed", 2**32, "less than or equal to 4294967295"),
         ("finetune", "seeds", [1, 2**32], "less than or equal to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),

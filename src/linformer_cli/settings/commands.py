@@ -274,9 +274,8 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    file: Argument[
-        File
-    ]  # File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+    # File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+    file: Argument[File]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
 
@@ -324,9 +323,8 @@ class AdaptersSettings:
 class ConvertSettings(PretrainedSlotSettings):
     """Convert a checkpoint to a Linformer, or linearise it in place."""
 
-    # Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or of a model of this package with
-    # full attention, or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that uses transformers'
-    # attention interface.
+    # Folder or hub id of a RoBERTa or BERT, or of a model of this package with full attention, or a fairseq Linformer
+    # or RoBERTa file (.pt); with in_place: any encoder that uses transformers' attention interface.
     source: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
     in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.

@@ -58,7 +58,7 @@ LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no mac
 Count = Annotated[int, Field(ge=1)]
 Counts = Annotated[list[Count], Field(min_length=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -156,8 +156,9 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     """The sentence, and the default; `; default: ...` at the end of the sentence says what no value means."""
     text, _, unset = sentence.removesuffix(".").partition("; default: ")
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    shown = unset if default in (None, []) else "" if default in (dataclasses.MISSING, False) else spelled(default)
-    return f"{text}.", shown
+    if default in (None, []):
+        return f"{text}.", unset
+    return f"{text}.", "" if default is dataclasses.MISSING or default is False else spelled(default)
 
 
 _REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be

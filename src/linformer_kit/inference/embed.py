@@ -48,10 +48,10 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
     if output.suffix != ".npy" or output.is_dir():
         raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    if settings.chunk_tokens is not None and not (settings.resume or settings.overwrite):
+    if not (settings.resume or settings.overwrite):
         check_new(pieces)
     paths = find_files([settings.file], field="file")
-    check_not_read(paths, output)
+    check_not_read(paths, output, pieces)
     check_text_column(settings.text_column, *paths)
     columns = TextColumns(settings.text_column or "text")
     read = functools.partial(read_inputs, columns=columns, document=settings.document)
@@ -72,6 +72,8 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         "bf16": embedder.bf16,
     }
     with GrowingFile(output, identity, resume=settings.resume, overwrite=settings.overwrite) as file:
+        if settings.chunk_tokens is None:
+            pieces.unlink(missing_ok=True)  # of an output that is overwritten
         rows = total
         if settings.chunk_tokens is not None:
             rows = write_pieces(pieces, embedder, together(read(paths)), settings.chunk_tokens)

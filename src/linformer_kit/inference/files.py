@@ -28,9 +28,9 @@ def file_of_texts(name: str) -> Path:
     return path
 
 
-def check_not_read(paths: Iterable[Path], output: Path) -> None:
-    """Reject an output that would overwrite the files with the texts."""
-    for path, place in itertools.product(paths, (output, part_of(output), mark_of(output))):
+def check_not_read(paths: Iterable[Path], output: Path, *others: Path) -> None:
+    """Reject an output, or other files beside it, that would overwrite the files with the texts."""
+    for path, place in itertools.product(paths, (output, part_of(output), mark_of(output), *others)):
         if place.exists() and place.samefile(path):
             raise InputError(f"output: expected another file than that of the texts, got {place}")
 
@@ -109,7 +109,10 @@ class GrowingFile:
         for name, value in self._identity.items():
             if before and before.get(name) != value:
                 raise InputError(f"resume: expected the {name} of {self._mark}, {before.get(name)!r}, got {value!r}")
-        self.texts, self.bytes = before.get("texts", 0), before.get("bytes", 0)
+        done = before.get("texts", 0), before.get("bytes", 0)
+        if not all(isinstance(number, int) and number >= 0 for number in done):
+            raise InputError(f"resume: expected numbers of texts and bytes in {self._mark}, got {done}")
+        self.texts, self.bytes = done
         written = self._part if self._part.exists() else self._output  # the run may be complete
         if self.bytes and (not written.exists() or written.stat().st_size < self.bytes):
             raise InputError(f"resume: expected {self.bytes:,} bytes in {written}, got fewer")

@@ -1,4 +1,4 @@
-"""Metrics of classifiers: by the names in `data.tasks`, by class, and the confusion matrix."""
+"""Metrics of classifiers: by the names in `data.labelled`, by class, and the confusion matrix."""
 
 from __future__ import annotations
 

@@ -123,11 +123,6 @@ def _moved(heads: Tensor, order: Tensor, move: Callable[[Tensor, Tensor], Tensor
     return move(heads.transpose(1, 2), order).transpose(1, 2)
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether an attention layer has E and F."""
-    return isinstance(getattr(module, LAYER, None), (SequenceProjection, SharedProjection))
-
-
 def _layer_of(module: nn.Module) -> nn.Module:
     """The state of an attention layer, looked up at every call so that a replacement is used."""
     if not hasattr(module, LAYER):
