@@ -172,6 +172,7 @@ time.sleep(1)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_does_not_keep_the_process():
     subprocess.run([sys.executable, "-c", STUCK], env=environment(), check=True, timeout=60)
 

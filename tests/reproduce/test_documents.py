@@ -91,7 +91,7 @@ def start(folder, tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_all_tasks(start, tmp_path, capsys):
     records = start()
     lengths = {"late_sentence": [251], "passkey": [30, 61, 127, 251]}
