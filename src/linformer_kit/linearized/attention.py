@@ -109,12 +109,20 @@ def linear_attention(
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )
-    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
+    full = isinstance(layer, FullAttention)
+
+    def move(weights: Tensor, by: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Move the queries of P̄ where they were moved, and with full attention its tokens."""
+        assert order is not None
+        weights = _moved(weights, order, by) if window else weights
+        return by(weights.movedim(3, 1), order).movedim(1, 3) if full else weights
+
+    moved = (lambda weights: move(weights, put_back), lambda weights: move(weights, take_positions))
+    context, weights = attend_slots(
+        query, slots, dropout=dropout, need_weights=need_weights, moved=None if order is None else moved
+    )
     if order is not None and window:
         context = _moved(context, order, put_back)
-        weights = None if weights is None else _moved(weights, order, put_back)
-    if order is not None and weights is not None and isinstance(layer, FullAttention):
-        weights = put_back(weights.movedim(3, 1), order).movedim(1, 3)
     return context.transpose(1, 2).contiguous(), weights
 
 

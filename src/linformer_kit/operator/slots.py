@@ -11,7 +11,7 @@ Axes, in the whole of `operator`:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -127,8 +127,9 @@ def attend_slots(
     *,
     dropout: float = 0.0,
     need_weights: bool = False,
+    moved: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention over the slots, and P̄ if requested.
+    """Attention over the slots, and P̄ if requested; `moved` puts P̄ into the order of the caller, and back.
 
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
@@ -136,8 +137,12 @@ def attend_slots(
     near = slots.neighbours
     if need_weights:
         blocks = None if near is None else Blocks.of(query, near)
-        weights = _mapping(query, slots, blocks)
-        return _product(F.dropout(weights, dropout), slots, blocks), weights
+        weights = used = _mapping(query, slots, blocks)
+        if moved is not None:
+            to_caller, back = moved
+            weights = to_caller(weights)
+            used = back(weights)
+        return _product(F.dropout(used, dropout), slots, blocks), weights
     if near is not None:
         output = kernels.attention_with_neighbours(query, slots.key, slots.value, slots.mask, near, dropout=dropout)
     else:
