@@ -22,7 +22,7 @@ from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import put_back, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
-from linformer_kit.operator.slots import attend_slots
+from linformer_kit.operator.slots import Order, attend_slots
 from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
@@ -109,18 +109,8 @@ def linear_attention(
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )
-    full = isinstance(layer, FullAttention)
-
-    def move(weights: Tensor, by: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Move the queries of P̄ where they were moved, and with full attention its tokens."""
-        assert order is not None
-        weights = _moved(weights, order, by) if window else weights
-        return by(weights.movedim(3, 1), order).movedim(1, 3) if full else weights
-
-    moved = (lambda weights: move(weights, put_back), lambda weights: move(weights, take_positions))
-    context, weights = attend_slots(
-        query, slots, dropout=dropout, need_weights=need_weights, moved=None if order is None else moved
-    )
+    moved = None if order is None else Order(order, queries=window > 0, columns=isinstance(layer, FullAttention))
+    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights, order=moved)
     if order is not None and window:
         context = _moved(context, order, put_back)
     return context.transpose(1, 2).contiguous(), weights

@@ -22,6 +22,7 @@ from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.hooks import is_replaced
 from linformer_kit.operator.padding import put_back, take_positions, zero_padding
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, SharedProjection, build_projection
+from linformer_kit.operator.slots import Order
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -115,11 +116,12 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None,
         output_attentions: bool = False,
+        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """The output of right-padded sequences, and P̄ or None."""
+        """The output of right-padded sequences, and P̄, with tokens in an order of the caller, or None."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions)
+        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions, order)
         if self.local_convolution is not None:
             attended = attended + self.local_convolution(inputs, lengths)
         return self._feed_forward(hidden, attended), weights
@@ -202,8 +204,7 @@ class LinformerEncoder(nn.Module):
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
-        Returned hidden states are on the path between layers, and without an order weights too, so that their gradients
-        can be retained.
+        Returned hidden states and weights are on the path between layers, so that their gradients can be retained.
 
         Args:
             hidden: Embeddings. Their memory may be used for the output if layers run in blocks.
@@ -216,6 +217,7 @@ class LinformerEncoder(nn.Module):
         hidden_states: list[Tensor] = []
         attentions: list[Tensor] = []
         in_place = not output_hidden_states
+        of_weights = None if order is None else Order(order, columns=not self.linear)
         if output_hidden_states:
             hidden = self._shown(hidden, order, hidden_states)
         for layer in self.layers:
@@ -223,11 +225,11 @@ class LinformerEncoder(nn.Module):
             if in_blocks:
                 hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths, in_place=in_place)
             else:
-                hidden, weights = layer(hidden, lengths, output_attentions)
+                hidden, weights = layer(hidden, lengths, output_attentions, of_weights)
             if output_hidden_states:
                 hidden = self._shown(hidden, order, hidden_states)
             if weights is not None:
-                attentions.append(self._weights_put_back(weights, order))
+                attentions.append(weights)
         if self.layer_norm is not None:
             if in_blocks and in_place:
                 batch, seq_len, embed = hidden.shape
@@ -248,13 +250,6 @@ class LinformerEncoder(nn.Module):
         """Add hidden states in the order of the caller to those that are returned; returns what the next layer gets."""
         hidden_states.append(put_back(hidden, order))
         return hidden if order is None else take_positions(hidden_states[-1], order)
-
-    def _weights_put_back(self, weights: Tensor, order: Tensor | None) -> Tensor:
-        """P̄ with queries in the order of the caller; P of full attention has tokens in its columns too."""
-        if order is None:
-            return weights
-        by_query = put_back(weights.transpose(1, 2), order).transpose(1, 2)
-        return by_query if self.linear else put_back(by_query.movedim(3, 1), order).movedim(1, 3)
 
 
 def _first(kind: type[Part], module: nn.Module) -> Part | None:

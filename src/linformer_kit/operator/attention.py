@@ -24,7 +24,7 @@ from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.slots import Order, Slots, attend_slots, merge_heads, split_heads
 from linformer_kit.operator.values import is_exporting, refuse_old_exporter
 
 
@@ -77,6 +77,7 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None = None,
         need_weights: bool = False,
+        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -86,6 +87,7 @@ class ProjectedAttention(nn.Module):
             value: Input of the values; the same tensor object as `key` if they are equal, so that E·X is computed once.
             lengths: Number of real tokens of each sequence; None: all.
             need_weights: Whether to return the context mapping P̄.
+            order: Where the tokens of P̄ stood before real ones were moved first; None: where they are.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -95,7 +97,7 @@ class ProjectedAttention(nn.Module):
                 slots.
         """
         slots = self.project(key, value, lengths)
-        output, weights = self.attend(query, slots, need_weights)
+        output, weights = self.attend(query, slots, need_weights, order)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -138,14 +140,18 @@ class ProjectedAttention(nn.Module):
         return slots if near is None else _with_tokens(slots, near, first, projection)
 
     def attend(
-        self, query: Float[Tensor, "batch query_len embed"], slots: Slots, need_weights: bool = False
+        self,
+        query: Float[Tensor, "batch query_len embed"],
+        slots: Slots,
+        need_weights: bool = False,
+        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
         if slots.neighbours is not None:
             checks.check_as_many_queries(query.shape[1], slots.neighbours.query_len)
         dropout = self.dropout if self.training else 0.0
         heads, weights = attend_slots(
-            self._mapped(self.q_proj, query), slots, dropout=dropout, need_weights=need_weights
+            self._mapped(self.q_proj, query), slots, dropout=dropout, need_weights=need_weights, order=order
         )
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 

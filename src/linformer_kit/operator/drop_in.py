@@ -19,6 +19,7 @@ from linformer_kit.operator import checks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import put_back, right_padded, take_positions
 from linformer_kit.operator.projections import PROJECTIONS, FullAttention, SequenceProjection, build_projection
+from linformer_kit.operator.slots import Order
 from linformer_kit.operator.values import has_values, require_in_trace
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
@@ -139,7 +140,7 @@ class LinformerAttention(ProjectedAttention):
         )
         self.batch_first = batch_first
 
-    def forward(
+    def forward(  # type: ignore[override]  # the arguments of nn.MultiheadAttention
         self,
         query: Float[Tensor, "*queries embed"],
         key: Float[Tensor, "*keys embed"],
@@ -179,7 +180,7 @@ class LinformerAttention(ProjectedAttention):
         """
         checks.refuse_masks_over_pairs(attn_mask, is_causal)
         call = Call(self, query, key, value, key_padding_mask)
-        output, weights = super().forward(call.query, call.key, call.value, call.lengths, need_weights)
+        output, weights = super().forward(call.query, call.key, call.value, call.lengths, need_weights, call.order)
         return call.returned(output, weights, average=average_attn_weights)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
@@ -201,6 +202,7 @@ class Call:
         query, key, value: `[batch, length, embed]`, keys and values with zeros at padding; identical tensors stay
             identical, so that work is done once.
         lengths: Number of real tokens of the keys; None: all.
+        order: Where the tokens stood, if they were moved.
     """
 
     def __init__(self, attention: LinformerAttention, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> None:
@@ -216,14 +218,14 @@ class Call:
         if windowed:
             checks.check_as_many_queries(self.query.shape[1], self.key.shape[1])
         self.lengths: Tensor | None = None
-        self._order: Tensor | None = None
-        self._of_queries = windowed  # whether queries are in the order of the keys
-        self._of_columns = attention.is_full  # whether the columns of P̄ are
+        self.order: Order | None = None
         if mask is not None:
             padded = self._checked(mask)
             self._zero(padded)
-            self._order, self.lengths = right_padded(padded)
-            self._put_in_order()
+            positions, self.lengths = right_padded(padded)
+            if positions is not None:
+                self.order = Order(positions, queries=windowed, columns=attention.is_full)
+                self._put_in_order(self.order)
 
     def _checked(self, mask: Any) -> Tensor:
         """The mask, True where padded."""
@@ -240,14 +242,12 @@ class Call:
         self.key, self.value = _each_once(zero, self.key, self.value)
         self.query = self.key if is_key else self.query
 
-    def _put_in_order(self) -> None:
+    def _put_in_order(self, order: Order) -> None:
         """Move real tokens first."""
-        if self._order is None:
-            return
-        move = functools.partial(take_positions, positions=self._order)
-        moved = _each_once(move, *((self.query,) if self._of_queries else ()), self.key, self.value)
+        move = functools.partial(take_positions, positions=order.positions)
+        moved = _each_once(move, *((self.query,) if order.queries else ()), self.key, self.value)
         *_, self.key, self.value = moved
-        self.query = moved[0] if self._of_queries else self.query
+        self.query = moved[0] if order.queries else self.query
 
     def _batch_first(self, sequence: Tensor) -> Tensor:
         if not self._is_batched:
@@ -255,19 +255,15 @@ class Call:
         return sequence.transpose(0, 1) if self._is_transposed else sequence
 
     def returned(self, output: Tensor, weights: Tensor | None, *, average: bool) -> tuple[Tensor, Tensor | None]:
-        """The output and P̄ in the layout and order of the caller."""
-        if self._of_queries:
-            output = put_back(output, self._order)
+        """The output in the layout and order of the caller, and P̄, which is in that order, in the layout."""
+        if self.order is not None and self.order.queries:
+            output = put_back(output, self.order.positions)
         if self._is_transposed:
             output = output.transpose(0, 1)
         elif not self._is_batched:
             output = output[0]
         if weights is None:
             return output, None
-        if self._of_queries:
-            weights = put_back(weights.transpose(1, 2), self._order).transpose(1, 2)
-        if self._of_columns:
-            weights = put_back(weights.movedim(3, 1), self._order).movedim(1, 3)
         weights = weights.mean(dim=1) if average else weights
         return output, weights if self._is_batched else weights[0]
 

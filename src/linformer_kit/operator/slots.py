@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.neighbours import Blocks, Neighbours
-from linformer_kit.operator.padding import of_samples
+from linformer_kit.operator.padding import of_samples, put_back, take_positions
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -121,15 +121,36 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first.expand(*shape, -1), second.expand(*shape, -1)], dim=2)
 
 
+class Order(NamedTuple):
+    """Where the tokens of P̄ stood before real ones were moved first."""
+
+    positions: Int[Tensor, "batch seq_len"]  # from `padding.right_padded`
+    queries: bool = True  # whether the queries were moved
+    columns: bool = False  # whether the columns are moved tokens, as in full attention
+
+    def of_caller(self, weights: Tensor) -> Tensor:
+        """P̄ with queries and columns where the caller has them."""
+        return self._moved(weights, put_back)
+
+    def real_first(self, weights: Tensor) -> Tensor:
+        """The inverse of `of_caller`."""
+        return self._moved(weights, take_positions)
+
+    def _moved(self, weights: Tensor, move: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        if self.queries:
+            weights = move(weights.transpose(1, 2), self.positions).transpose(1, 2)
+        return move(weights.movedim(3, 1), self.positions).movedim(1, 3) if self.columns else weights
+
+
 def attend_slots(
     query: Float[Tensor, "batch heads query_len head_dim"],
     slots: Slots,
     *,
     dropout: float = 0.0,
     need_weights: bool = False,
-    moved: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None,
+    order: Order | None = None,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention over the slots, and P̄ if requested; `moved` puts P̄ into the order of the caller, and back.
+    """Attention over the slots, and P̄ if requested, in an order of the caller.
 
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
@@ -138,10 +159,9 @@ def attend_slots(
     if need_weights:
         blocks = None if near is None else Blocks.of(query, near)
         weights = used = _mapping(query, slots, blocks)
-        if moved is not None:
-            to_caller, back = moved
-            weights = to_caller(weights)
-            used = back(weights)
+        if order is not None:
+            weights = order.of_caller(weights)
+            used = order.real_first(weights)
         return _product(F.dropout(used, dropout), slots, blocks), weights
     if near is not None:
         output = kernels.attention_with_neighbours(query, slots.key, slots.value, slots.mask, near, dropout=dropout)
