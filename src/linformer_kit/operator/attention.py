@@ -10,7 +10,7 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch
@@ -128,7 +128,7 @@ class ProjectedAttention(nn.Module):
         if first or self.sliding_window or not compresses_first:
             tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
             near = Neighbours(*tokens, self.sliding_window, lengths, query_len=seq_len)
-        rest = lengths if lengths is None or not first else (lengths - first).clamp(min=0)
+        rest = _lengths_after(lengths, first)
         source = key[:, first:]
         values = source if value is key else value[:, first:]
 
@@ -136,7 +136,7 @@ class ProjectedAttention(nn.Module):
             compress = functools.partial(self._compressed_then_mapped, module, source, values, rest)
         else:
             compress = functools.partial(self._mapped_then_compressed, module, near, first, rest, source)
-        slots = compress(dims[0]) if len(set(dims)) == 1 else Slots.by_head({k: compress(k) for k in {*dims}}, dims)
+        slots = _for_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, projection)
 
     def attend(
@@ -274,14 +274,14 @@ def project_heads(
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         return tokens_as_slots(key, value, lengths)
     rest = (key[:, :, first:], value[:, :, first:])
-    after = lengths if lengths is None or not first else (lengths - first).clamp(min=0)
+    after = _lengths_after(lengths, first)
 
     def compress(slots: int) -> Slots:
         compressed = projection(*rest, after, slots, source=merge_heads(rest[0]))
         return _slots_of(compressed, compressed.key, compressed.value, after)
 
     near = Neighbours(key, value, sliding_window, lengths, query_len=seq_len)
-    slots = compress(dims[0]) if len(set(dims)) == 1 else Slots.by_head({k: compress(k) for k in {*dims}}, dims)
+    slots = _for_heads(compress, dims)
     return _with_tokens(slots, near, first, declared)
 
 
@@ -293,6 +293,17 @@ def tokens_as_slots(
     """Full attention (equation 2): each token is its own slot."""
     empty = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
     return Slots(key, value, empty, projected=False)
+
+
+def _for_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
+    """The slots of heads with these numbers of slots."""
+    by_number = {number: compress(number) for number in {*dims}}
+    return by_number[dims[0]] if len(by_number) == 1 else Slots.by_head(by_number, dims)
+
+
+def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
+    """The lengths of sequences without their first tokens."""
+    return lengths if lengths is None or not first else (lengths - first).clamp(min=0)
 
 
 def _with_tokens(slots: Slots, near: Neighbours, first: int, projection: SequenceProjection) -> Slots:
