@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from linformer_cli.errors import InputError, machine_failure
-from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
+from linformer_kit.files.writing import whole_folder, write_whole
 
 
 def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -70,15 +69,3 @@ def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
             pass
         assert os.listdir(folder) == ["one"]
     assert sorted(os.listdir(tmp_path)) == ["existing", "new"]
-
-
-def test_ctrl_c_does_nothing_while_results_are_written():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
-    try:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -103,7 +103,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
     vectors, full = np.load(output), np.load(tmp_path / "full.npy")
     distance = np.linalg.norm(vectors - full, axis=1) / np.linalg.norm(full, axis=1)
     assert vectors.dtype == np.float32 and distance.min() > 0 and distance.max() < 0.05
-    message = f"resume: expected the dtype of {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'auto'"
+    message = f"resume: expected dtype as in {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'auto'"
     assert message in fail(capsys, *command(folder, output, "--resume"))
 
 
@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
     assert "expected a new file" in fail(capsys, *command(folder, output))
     longer = command(folder, output, "--resume", "--max_length", "17")
-    assert f"resume: expected the max_length of {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
+    assert f"resume: expected max_length as in {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
         capsys, *longer
     )
     main(command(folder, output, "--resume"))

@@ -117,7 +117,7 @@ def labelled_inputs(
     The tokens are in the folder `cache`, shared by all processes and later runs; `columns` and `name` are for messages.
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
-    first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
+    first = encoder([(examples[0].text, examples[0].text_pair)])[0].window
     schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
     tokenizer = encoder.tokenizer
     how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
@@ -149,6 +149,6 @@ def _batches(
         for start in range(0, len(examples), _TOGETHER):
             together = examples[start : start + _TOGETHER]
             encoded = encoder([(example.text, example.text_pair) for example in together])
-            rows = [{**text.windows[0], _TOKENS: text.tokens} for text in encoded]
+            rows = [{**text.window, _TOKENS: text.tokens} for text in encoded]
             yield pyarrow.RecordBatch.from_pylist(rows, schema)
             bar.update(len(together))

@@ -137,7 +137,7 @@ class Passages(TorchDataset):
             text = _sentences(text[start : start + self._encoder.max_length * _CHARACTERS], tokens, random)
         else:
             text = text[start : start + tokens * _MOST_CHARACTERS]
-        window = Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].windows[0]
+        window = Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].window
         return _masked(window, self._mask, epoch, index)
 
 
@@ -155,7 +155,7 @@ class Texts(TorchDataset):
 
     def __getitem__(self, key: Key) -> Window:
         epoch, index, _ = key
-        return _masked(self._encoder([self._texts[index]])[0].windows[0], self._mask, epoch, index)
+        return _masked(self._encoder([self._texts[index]])[0].window, self._mask, epoch, index)
 
 
 def split_sentences(text: str) -> list[str]:

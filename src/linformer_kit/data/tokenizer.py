@@ -136,14 +136,14 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 class EncodedText:
     """One tokenised text."""
 
-    windows: list[Window]  # its inputs, with special tokens; more than one only with a stride
+    window: Window  # its inputs, with special tokens
     tokens: int  # of the whole text, special ones included
-    lost: int  # tokens of the text that are in no window
+    lost: int  # tokens of the text that were truncated
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Tokenises texts into inputs of a model.
+    """Tokenises texts into inputs of a model; longer texts are truncated, of a pair the longer one first.
 
     A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes one padding token,
     which the attention mask does not exclude.
@@ -151,32 +151,24 @@ class Encoder:
     Args:
         tokenizer: Any with a padding token.
         max_length: Maximum input length in tokens.
-        stride: Overlap of successive windows in tokens; None: longer texts are truncated, of a pair the longer one
-            first.
 
     Raises:
-        InputError: if `max_length` leaves no room for text, or for a stride that does not fit it or the tokenizer.
+        InputError: if `max_length` leaves no room for text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    stride: int | None = None
 
     def __post_init__(self) -> None:
         if self.tokenizer.pad_token is None:
             raise InputError("model: expected a tokenizer with a padding token, got none")
-        special = self._check_room(pair=False)
-        if self.stride is not None:
-            if not self.tokenizer.is_fast:
-                raise InputError("stride: expected a model with a fast tokenizer (tokenizer.json), got a slow one")
-            if not 0 <= self.stride < self.max_length - special:
-                raise InputError(f"stride: expected 0 to {self.max_length - special - 1}, got {self.stride}")
+        self._check_room(pair=False)
 
     def __call__(self, texts: Sequence[Text]) -> list[EncodedText]:
         """Encode texts, either all single or all pairs.
 
         Raises:
-            InputError: if `max_length` leaves no room for text in pairs, and for a stride with pairs that are too long.
+            InputError: if `max_length` leaves no room for text in pairs.
         """
         if texts and texts[0][1] is not None:
             self._check_room(pair=True)
@@ -187,28 +179,20 @@ class Encoder:
             for text, whole in zip(group, self._windows(group), strict=True)
         ]
 
-    def _check_room(self, *, pair: bool) -> int:
-        """The number of special tokens around a text or a pair; raises an error if there is room for nothing else."""
+    def _check_room(self, *, pair: bool) -> None:
+        """Raise an error if there is room for nothing but special tokens around a text or a pair."""
         special = self.tokenizer.num_special_tokens_to_add(pair=pair)
         if self.max_length <= special:
             of_what = " for pairs of texts" if pair else ""
             raise InputError(f"max_length: expected at least {special + 1}{of_what}, got {self.max_length}")
-        return special
 
     def _encoded(self, text: Text, whole: Window) -> EncodedText:
-        """A text, truncated or cut into windows if the whole is too long."""
+        """A text, truncated if the whole is too long."""
         tokens = len(whole["input_ids"])
         if tokens <= self.max_length:
-            return EncodedText([whole], tokens, 0)
-        if self.stride is None:
-            windows = self._windows([text], truncation=True, max_length=self.max_length)
-            return EncodedText(windows, tokens, tokens - len(windows[0]["input_ids"]))
-        if text[1] is not None:
-            raise InputError("stride: expected none for pairs of texts, which are cut")
-        windows = self._windows(
-            [text], truncation=True, max_length=self.max_length, stride=self.stride, return_overflowing_tokens=True
-        )
-        return EncodedText(windows, tokens, 0)
+            return EncodedText(whole, tokens, 0)
+        (window,) = self._windows([text], truncation=True, max_length=self.max_length)
+        return EncodedText(window, tokens, tokens - len(window["input_ids"]))
 
     def _windows(self, texts: Sequence[Text], **how: object) -> list[Window]:
         first, second = zip(*texts, strict=True)

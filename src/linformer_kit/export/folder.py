@@ -194,7 +194,7 @@ def _texts(settings: ExportSettings) -> list[Text]:
 def _encoded(source: Source, texts: list[Text]) -> list[Window]:
     if not texts:
         raise InputError("validation_file: expected texts, got none")
-    return [text.windows[0] for text in Encoder(source.tokenizer, source.limit)(texts)]
+    return [text.window for text in Encoder(source.tokenizer, source.limit)(texts)]
 
 
 def _batches(source: Source, windows: list[Window]) -> Iterator[tuple[list[int], Arrays]]:

@@ -92,7 +92,7 @@ class Batches:
     def _reads_padding(self) -> bool:
         """Whether a short text has other outputs beside a longer one, where it is padded, than alone."""
         encoder = Encoder(self._tokenizer, self._limit)
-        short, long = (text.windows[0] for text in encoder([(_WORD, None), (" ".join([_WORD] * _WORDS), None)]))
+        short, long = (text.window for text in encoder([(_WORD, None), (" ".join([_WORD] * _WORDS), None)]))
         with text_errors():
             alone, padded = self._outputs([short])[0], self._outputs([long, short])[1]
         return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[self._half] * float(np.abs(alone).max())

@@ -51,7 +51,7 @@ class Classifier:
             Logits, and the number of truncated tokens of each text.
         """
         encoded = self._encode(texts)
-        windows = [text.windows[0] for text in encoded]
+        windows = [text.window for text in encoded]
         logits = self._batches(windows, lambda batch: self._logits([windows[index] for index in batch]))
         return np.stack(logits), np.array([text.lost for text in encoded])
 

@@ -76,7 +76,7 @@ class Embedder:
         """Embeddings of texts, float32 `[texts, width]`; `what` describes them in a progress bar."""
         encoded = self._encoder([(self.prompt + text, None) for text in texts])
         self.cut += sum(text.lost > 0 for text in encoded)
-        return self.embed_windows([text.windows[0] for text in encoded], what)
+        return self.embed_windows([text.window for text in encoded], what)
 
     def embed_windows(self, windows: Sequence[Window], what: str | None = None) -> np.ndarray:
         """As `embed`, for tokenised texts with special tokens and prompt."""

@@ -14,6 +14,7 @@ from linformer_cli.errors import InputError, errors_named
 from linformer_kit.data.files import as_file, check_file
 from linformer_kit.data.read import is_table
 from linformer_kit.files.manifest import read_json
+from linformer_kit.files.runs import check_made_from
 from linformer_kit.files.writing import write_new, write_whole
 
 
@@ -106,9 +107,8 @@ class GrowingFile:
         if not self._mark.exists():
             raise InputError(f"resume: expected {self._mark} beside {self._output}, got none")
         before = read_json(self._mark)
-        for name, value in self._identity.items():
-            if before and before.get(name) != value:
-                raise InputError(f"resume: expected the {name} of {self._mark}, {before.get(name)!r}, got {value!r}")
+        if before:  # else a process that has just started wrote it
+            check_made_from(self._mark, before, self._identity)
         done = before.get("texts", 0), before.get("bytes", 0)
         if not all(isinstance(number, int) and number >= 0 for number in done):
             raise InputError(f"resume: expected numbers of texts and bytes in {self._mark}, got {done}")

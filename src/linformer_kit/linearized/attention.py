@@ -59,8 +59,6 @@ def linear_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    *,
-    need_weights: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len slots"] | None]:
     """softmax(Q·(E·K)ᵀ·scaling)·(F·V), with E and F of the module (equation 7).
@@ -73,18 +71,18 @@ def linear_attention(
         attention_mask: A mask from `mask`, or 0 at real tokens and negative at padding, `[batch, 1, 1, seq_len]`.
         scaling: Scale of the scores; None: 1/√head_dim.
         dropout: Dropout on the context mapping.
-        need_weights: Whether to return P̄; it is also returned if transformers records the attentions of the model.
         arguments: All other arguments of the layer, such as `sliding_window` of local layers.
 
     Returns:
-        The output, with heads as the second-to-last axis, and P̄ or None; for a local layer, P.
+        The output, with heads as the second-to-last axis; and P̄ if transformers records the attentions of the model,
+        or None; for a local layer, P.
 
     Raises:
         InputError: for a mask over pairs of positions, attention weights with an unsupported term, a module without E
             and F, and a sequence that is too long for them.
     """
     layer: Any = _layer_of(module)
-    need_weights = need_weights or _is_recorded(arguments)
+    need_weights = _is_recorded(arguments)
     if isinstance(layer, LocalAttention):
         if need_weights:
             return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
@@ -148,22 +146,13 @@ def _attend_pairs(
     """Full attention with its weights P, for layers with a sliding window."""
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = pair_mapping(query, key, mask).to(value.dtype)
-    return (nn.functional.dropout(weights, dropout) @ value).transpose(1, 2).contiguous(), weights
-
-
-def pair_mapping(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    mask: Tensor | None,
-) -> Float[Tensor, "batch heads query_len seq_len"]:
-    """P in float32, softmax(query·keyᵀ), of scaled queries; the mask over pairs is bool (True: visible) or additive."""
     scores = query @ key.mT
-    if mask is not None:
+    if mask is not None:  # over pairs: bool, True where visible, or additive
         mask = mask[..., : key.shape[2]]
         least = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1, dtype=torch.float32)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    return (nn.functional.dropout(weights, dropout) @ value).transpose(1, 2).contiguous(), weights
 
 
 def one_for_each_query(
