@@ -106,7 +106,7 @@ class Slots(NamedTuple):
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
-        near = None if self.neighbours is None else self.neighbours.of_block(samples, rows)
+        near = None if self.neighbours is None else self.neighbours.of_samples(samples).of_rows(rows)
         return self._replace(
             key=self.key[samples],
             value=self.value[samples],
@@ -163,13 +163,10 @@ def attend_slots(
             weights = order.of_caller(weights)
             used = order.real_first(weights)
         return _product(F.dropout(used, dropout), slots, blocks), weights
-    if near is not None:
-        output = kernels.attention_with_neighbours(query, slots.key, slots.value, slots.mask, near, dropout=dropout)
-    else:
-        # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower
-        # on CPUs (docs/speed.md).
-        few = slots.projected or torch.is_grad_enabled()
-        output = kernels.attention(query, slots.key, slots.value, slots.mask, dropout=dropout, few_keys=few)
+    # With gradients, the kernel for few keys is used for full attention too: flash attention's backward pass is slower
+    # on CPUs (docs/speed.md).
+    few = slots.projected or torch.is_grad_enabled()
+    output = kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout, few_keys=few)
     return output, None
 
 

@@ -49,7 +49,7 @@ def attention_case(dtype):
 def neighbours_case(dtype):
     def ours(query, key, value, near_key, near_value):
         near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[[0, 3, 5, 8, 11]]]))
-        return kernels.attention_with_neighbours(query, key, value, None, near)
+        return kernels.attention(query, key, value, None, near)
 
     def reference(*tensors):
         with kernels.plain():
