@@ -52,7 +52,7 @@ class MatrixProjection(SequenceProjection):
                 key_matrix = self._stretched(key_matrix, lengths, seq_len)
                 value_matrix = key_matrix if tied else self._stretched(value_matrix, lengths, seq_len)
             lengths = None
-        elif key_matrix.shape[-1] != seq_len or is_exporting():
+        else:
             key_matrix = _first_columns(key_matrix, seq_len)
             value_matrix = key_matrix if tied else _first_columns(value_matrix, seq_len)
         parts = [self._product(key_matrix, key)]
@@ -78,7 +78,7 @@ class MatrixProjection(SequenceProjection):
         """E resampled to the length of the texts; one matrix per sequence if the lengths may differ."""
         if lengths is not None:
             return stretch_to_lengths(matrix, lengths, seq_len)
-        return matrix if seq_len == self.seq_len else stretch_matrix(matrix, seq_len)
+        return stretch_matrix(matrix, seq_len)
 
     def _spread(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
         """Spread all texts over n positions, the number of columns of E."""
