@@ -277,8 +277,9 @@ def tokens_as_slots(
 
 def _for_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
     """The slots of heads with these numbers of slots."""
-    by_number = {number: compress(number) for number in {*dims}}
-    return by_number[dims[0]] if len(by_number) == 1 else Slots.by_head(by_number, dims)
+    if len(set(dims)) == 1:
+        return compress(dims[0])
+    return Slots.by_head({number: compress(number) for number in {*dims}}, dims)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:

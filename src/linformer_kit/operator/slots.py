@@ -187,19 +187,6 @@ def _product(weights: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
     return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(of_neighbours)), slots.value)
 
 
-def context_mapping(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
-) -> Float[Tensor, "batch heads query_len keys"]:
-    """The context mapping P of equation 2, or P̄ of equation 7 if the keys are slots: softmax(Q·Kᵀ/√d).
-
-    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
-    """
-    empty = None if key_padding_mask is None else key_padding_mask[:, None]
-    return _softmax(query, key, Slots(key, key, empty).mask)
-
-
 def _softmax(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)

@@ -17,7 +17,7 @@ Axes as in `slots`.
 """
 
 from linformer_kit.operator.kernels.conditions import plain
-from linformer_kit.operator.kernels.processor import Processor, has_onednn
+from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, runs_in_blocks
@@ -32,7 +32,6 @@ __all__ = [
     "block_tokens",
     "blocks",
     "compress",
-    "has_onednn",
     "linear",
     "plain",
     "runs_in_blocks",

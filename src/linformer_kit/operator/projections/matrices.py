@@ -52,9 +52,11 @@ class MatrixProjection(SequenceProjection):
                 key_matrix = self._stretched(key_matrix, lengths, seq_len)
                 value_matrix = key_matrix if tied else self._stretched(value_matrix, lengths, seq_len)
             lengths = None
+        elif is_exporting():  # a slice would make the full length a special case
+            columns = torch.arange(seq_len, device=key.device)
+            key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
         else:
-            key_matrix = _first_columns(key_matrix, seq_len)
-            value_matrix = key_matrix if tied else _first_columns(value_matrix, seq_len)
+            key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
         parts = [self._product(key_matrix, key)]
         if sums:
             parts.append(_row_sums(key_matrix, lengths))
@@ -168,12 +170,6 @@ class RandomProjection(MatrixProjection):
     def _resize(self, seq_len: int, mode: str) -> None:
         new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
-
-
-def _first_columns(matrix: Tensor, length: int) -> Tensor:
-    if is_exporting():  # a slice would make the full length a special case
-        return matrix.index_select(-1, torch.arange(length, device=matrix.device))
-    return matrix[..., :length]
 
 
 def _spreads_tokens(matrix: Tensor, tokens: Tensor, lengths: Tensor | None) -> bool:
