@@ -17,13 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.operator import checks, kernels
-from linformer_kit.operator.hooks import has_hooks, is_replaced
+from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, refuse_old_exporter
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.operator.slots import Order, Slots, attend_slots, merge_heads, split_heads
-from linformer_kit.operator.values import is_exporting, refuse_old_exporter
 
 
 class ProjectedAttention(nn.Module):

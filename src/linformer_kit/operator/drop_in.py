@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError
 from linformer_kit.operator import checks
 from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.conditions import has_values, require_in_trace
 from linformer_kit.operator.padding import put_back, right_padded, take_positions
 from linformer_kit.operator.projections import PROJECTIONS, FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.slots import Order
-from linformer_kit.operator.values import has_values, require_in_trace
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3

@@ -70,7 +70,7 @@ def test_compress(monkeypatch, batch, fast):
 )
 def test_what_onednn_is_not_asked_for(monkeypatch, change):
     prefer_onednn(monkeypatch)
-    monkeypatch.setattr(products, "_onednn_linear", None)  # calling it would fail
+    monkeypatch.setattr(products, "onednn_linear", None)  # calling it would fail
     tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
     torch.testing.assert_close(kernels.linear(*tensors), F.linear(*tensors))
     with torch.autocast("cpu"):
@@ -134,8 +134,8 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
     module = nn.Linear(31, 37, bias=bias).to(dtype)
     inputs = torch.randn(3, 347, 31).to(dtype)
     asked = []
-    real = products._onednn_linear
-    monkeypatch.setattr(products, "_onednn_linear", lambda *a: asked.append(a[3:]) or real(*a))
+    real = products.onednn_linear
+    monkeypatch.setattr(products, "onednn_linear", lambda *a, **gelu: asked.append(gelu) or real(*a, **gelu))
     parts = [None if part is None else part.double() for part in (module.weight, module.bias)]
     exact = F.linear(inputs.double(), *parts)
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
                 for got in (kernels.apply_linear(module, inputs, gelu=gelu), plain)
             )
             assert error <= 3 * allowed
-    assert asked == ([(), ("gelu", "none")] if bias or dtype == torch.float32 else [])
+    assert asked == ([{}, {"gelu": True}] if bias or dtype == torch.float32 else [])
     assert kernels.apply_linear(module, inputs, gelu=True).grad_fn is not None
     with kernels.plain(), torch.no_grad():
         assert torch.equal(kernels.apply_linear(module, inputs, gelu=True), F.gelu(module(inputs)))

@@ -16,7 +16,7 @@ uses the plain operations, and so does code within `plain()`.
 Axes as in `slots`.
 """
 
-from linformer_kit.operator.kernels.conditions import plain
+from linformer_kit.operator.conditions import plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.hooks import is_replaced
-from linformer_kit.operator.kernels.conditions import (
-    in_float32,
+from linformer_kit.operator.conditions import (
     is_ordinary,
+    is_replaced,
     must_be_plain,
     needs_gradient,
-    widens,
 )
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.tokens import blocks
+from linformer_kit.operator.private import onednn_linear
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 _WIDE_TOKENS = 4096  # tokens that are in float32 at one time
@@ -43,7 +42,7 @@ def linear(
         return (_Linear.apply if wide or inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
     if wide:
         return linear(*in_float32(inputs, weight, bias)).to(inputs.dtype)
-    return _onednn_linear(inputs, weight, bias)
+    return onednn_linear(inputs, weight, bias)
 
 
 def linear_gelu(
@@ -58,7 +57,7 @@ def linear_gelu(
         return linear_gelu(*in_float32(inputs, weight, bias)).to(inputs.dtype)
     if not _suits_onednn(inputs, weight, bias):
         return F.gelu(linear(inputs, weight, bias))
-    return _onednn_linear(inputs, weight, bias, "gelu", "none")
+    return onednn_linear(inputs, weight, bias, gelu=True)
 
 
 def apply_linear(
@@ -135,6 +134,26 @@ def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -
     return function(*in_float32(*tensors), **options).to(tensors[0].dtype)
 
 
+def widens(*tensors: Tensor | None) -> bool:
+    """Whether products of these tensors are computed in float32: the processor lacks instructions for their format.
+
+    There torch computes products in this format with one core and without vectors, or oneDNN emulates them; both take
+    longer than float32 with its conversions (docs/speed.md), and round more often.
+    """
+    if must_be_plain() or torch.is_autocast_enabled("cpu"):  # first: the processor cannot be asked in a trace
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    dtype = given[0].dtype
+    return not Processor.here().has_instructions(dtype) and all(
+        tensor.dtype == dtype and is_ordinary(tensor) for tensor in given
+    )
+
+
+def in_float32(*tensors: Tensor | None) -> Iterator[Any]:
+    """The tensors in float32; None stays None."""
+    return (None if tensor is None else tensor.float() for tensor in tensors)
+
+
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
         not must_be_plain()
@@ -152,12 +171,6 @@ def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         and not torch.is_autocast_enabled("cpu")
         and bool(torch.backends.mkldnn.enabled)
     )
-
-
-def _onednn_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", algorithm: str = ""
-) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, activation, [], algorithm)
 
 
 class _Linear(torch.autograd.Function):

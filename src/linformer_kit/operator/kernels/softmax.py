@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient, widens
+from linformer_kit.operator.conditions import is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.products import widened
+from linformer_kit.operator.kernels.products import widened, widens
 from linformer_kit.operator.neighbours import Blocks, Neighbours
 from linformer_kit.operator.padding import of_samples
 

@@ -14,12 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
 from linformer_kit.operator.projections.starts import STARTS, check_start
 from linformer_kit.operator.slots import merge_heads
-from linformer_kit.operator.values import is_exporting
 
 
 class MatrixProjection(SequenceProjection):
