@@ -110,46 +110,13 @@ class ProjectedAttention(nn.Module):
         Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
         all tokens are there too.
         """
-        module, first = self._projection(), self.global_tokens
+        refuse_old_exporter()
+        module = self._projection()
         projection = inside(module)
         dims = projection.checked_slots(self._fewer_slots, self.num_heads)
-        if not self._compresses_first(projection, key.shape[1] - first, dims):
-            biases: tuple[Tensor | None, Tensor | None] = (None, None)
-            if self.bias_order == "after_projection":
-                biases = (_bias(self.k_proj, key, self.num_heads), _bias(self.v_proj, key, self.num_heads))
-            return project_heads(
-                module,
-                self._mapped(self.k_proj, key),
-                self._mapped(self.v_proj, value),
-                lengths,
-                source=key[:, first:],
-                projected_dim=self._fewer_slots,
-                sliding_window=self.sliding_window,
-                global_tokens=first,
-                biases=biases,
-            )
-        refuse_old_exporter()
-        near = None
-        if first or self.sliding_window:
-            # The tokens that queries see; no others are mapped.
-            some = slice(None if self.sliding_window else first)
-            tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
-            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=key.shape[1])
-        rest = _lengths_after(lengths, first)
-        keys = key[:, None, first:]
-        values = keys if value is key else value[:, None, first:]
-
-        def compress(slots: int) -> Slots:
-            """(E·X)·W + (E·m)⊗b, which equals E·(X·W + m⊗b)."""
-            sums = self.bias_order == "before_projection"
-            compressed = module(keys, values, rest, slots, source=keys[:, 0], sums=sums)
-            key_slots = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
-            value_slots = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-            heads = (split_heads(key_slots, self.num_heads), split_heads(value_slots, self.num_heads))
-            return _slots_of(compressed, *heads, rest)
-
-        slots = _for_heads(compress, dims)
-        return slots if near is None else _with_tokens(slots, near, first, projection)
+        if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
+            return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
+        return self._mapped_then_compressed(module, key, value, lengths)  # E·(X·W + m⊗b)
 
     def attend(
         self,
@@ -176,6 +143,49 @@ class ProjectedAttention(nn.Module):
         # With sequence parallelism, all processes must use the same order, whatever the lengths of their pieces.
         is_short = not projection.windowed and seq_len <= max(dims)
         return not is_short or projection.piece is not None or is_exporting()
+
+    def _compressed_then_mapped(
+        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
+    ) -> Slots:
+        """(E·X)·W + (E·m)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
+        first, near = self.global_tokens, None
+        if first or self.sliding_window:  # the tokens that queries see; no others are mapped
+            some = slice(None if self.sliding_window else first)
+            tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
+            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=key.shape[1])
+        rest = _lengths_after(lengths, first)
+        keys = key[:, None, first:]
+        values = keys if value is key else value[:, None, first:]
+
+        def compress(slots: int) -> Slots:
+            sums = self.bias_order == "before_projection"
+            compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
+            key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
+            value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
+            heads = self.num_heads
+            return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), rest)
+
+        slots = _for_heads(compress, dims)
+        return slots if near is None else _with_tokens(slots, near, first, inside(projection))
+
+    def _mapped_then_compressed(
+        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None
+    ) -> Slots:
+        """E·(X·W + m⊗b); with the bias after the projection E·(X·W) + 1⊗b."""
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.bias_order == "after_projection":
+            biases = (_bias(self.k_proj, key, self.num_heads), _bias(self.v_proj, key, self.num_heads))
+        return project_heads(
+            projection,
+            self._mapped(self.k_proj, key),
+            self._mapped(self.v_proj, value),
+            lengths,
+            source=key[:, self.global_tokens :],
+            projected_dim=self._fewer_slots,
+            sliding_window=self.sliding_window,
+            global_tokens=self.global_tokens,
+            biases=biases,
+        )
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
         """X·W + 1·b of each token, by heads."""

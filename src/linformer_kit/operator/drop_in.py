@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -106,15 +106,11 @@ class LinformerAttention(ProjectedAttention):
         checks.check_count("sliding_window", sliding_window)
         checks.check_count("global_tokens", global_tokens)
         if isinstance(projection, str):
-            bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
-            if projected_dim is None and not bounded:
-                raise InputError("projected_dim: expected a number, got None")
-            if projected_dim is None or (max_seq_len is None and bounded):
-                raise InputError("max_seq_len and projected_dim: expected a number each, got None")
+            _check_lengths(projection, max_seq_len, projected_dim)
             projection = build_projection(
                 projection,
                 seq_len=max_seq_len,
-                projected_dim=projected_dim,
+                projected_dim=cast(int, projected_dim),
                 num_heads=num_heads,
                 head_dim=embed_dim // num_heads,
                 sharing=sharing,
@@ -232,6 +228,15 @@ class LinformerAttention(ProjectedAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         split_fused_weights(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def _check_lengths(projection: str, max_seq_len: int | None, projected_dim: Any) -> None:
+    """Refuse a missing n or k of a projection by name."""
+    bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
+    if projected_dim is None and not bounded:
+        raise InputError("projected_dim: expected a number, got None")
+    if projected_dim is None or (max_seq_len is None and bounded):
+        raise InputError("max_seq_len and projected_dim: expected a number each, got None")
 
 
 def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:
