@@ -27,7 +27,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.operator.kernels import neighbours, softmax
+from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.kernels import tokens as token_blocks
 from linformer_kit.operator.projections import PROJECTIONS
 
@@ -277,10 +277,9 @@ def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
     monkeypatch.setattr(token_blocks, "_LEAST_TOKENS", 4)
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(softmax, "_SCORES", 67)
-    monkeypatch.setattr(neighbours, "_SCORES", 200)
-    monkeypatch.setattr(neighbours, "_COLUMNS", 1000)
-    monkeypatch.setattr(neighbours, "_ROWS", 3)
+    monkeypatch.setattr(softmax, "_SCORES", 200)
+    monkeypatch.setattr(softmax, "_COLUMNS", 1000)
+    monkeypatch.setattr(softmax, "_ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

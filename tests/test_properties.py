@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linformer_kit import LinformerAttention
 from linformer_kit.operator import neighbours
-from linformer_kit.operator.kernels import neighbours as neighbour_kernel
+from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import SHARINGS, pairs_of, randomise
 from tests.reference.attention import attention_reference
@@ -30,9 +30,9 @@ def _several_blocks():
     """Cut even short texts into several blocks of rows."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(neighbours, "_LEAST_ROWS", 3)
-        patched.setattr(neighbour_kernel, "_ROWS", 3)
-        patched.setattr(neighbour_kernel, "_COLUMNS", 1000)
-        patched.setattr(neighbour_kernel, "_SCORES", 200)
+        patched.setattr(softmax, "_ROWS", 3)
+        patched.setattr(softmax, "_COLUMNS", 1000)
+        patched.setattr(softmax, "_SCORES", 200)
         yield
 
 

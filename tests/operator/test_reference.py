@@ -9,7 +9,6 @@ import torch
 
 from linformer_kit.operator import reference
 from linformer_kit.operator.reference import AttentionWeights
-from linformer_kit.operator.slots import context_mapping
 
 
 def _numpy_softmax(scores: np.ndarray) -> np.ndarray:
@@ -43,20 +42,3 @@ def test_linformer_with_identity_projections_is_full_attention():
     identity = [reference.matrix_projection_reference(torch.eye(7, dtype=torch.float64))] * 3
     linear = reference.linformer_attention_reference(x, x, x, weights, identity, identity)
     torch.testing.assert_close(linear, reference.full_attention_reference(x, x, x, weights, 3), rtol=1e-12, atol=1e-12)
-
-
-def test_svd_attention_is_the_best_of_its_rank():
-    """Its distance from P is the norm of the singular values left out, by Eckart and Young; at full rank it is P."""
-    query, key, value = torch.randn(3, 2, 3, 11, 7, dtype=torch.float64)
-    padding = torch.zeros(2, 11, dtype=torch.bool)
-    padding[1, 8:] = True
-    masks = {"key_padding_mask": padding, "query_padding_mask": padding}
-    mapping = context_mapping(query, key, padding).masked_fill(padding[:, None, :, None], 0.0)
-    sigma = torch.linalg.svdvals(mapping)
-    for rank in (1, 4, 8, 11):
-        out, low_rank = reference.svd_attention(query, key, value, rank, **masks)
-        assert (torch.linalg.matrix_rank(low_rank) <= rank).all()
-        distance = torch.linalg.matrix_norm(mapping - low_rank)
-        torch.testing.assert_close(distance, sigma[..., rank:].norm(dim=-1), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(out, low_rank @ value)
-    torch.testing.assert_close(out, mapping @ value)

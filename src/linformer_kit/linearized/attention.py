@@ -19,11 +19,11 @@ from transformers.utils import output_capturing
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import project_heads
+from linformer_kit.operator.conditions import has_values
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import put_back, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.slots import Order, attend_slots
-from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
 LAYER = "linformer"  # attribute of an attention module: the state of the layer; of the base model: a shared E and F

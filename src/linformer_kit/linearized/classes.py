@@ -24,8 +24,8 @@ from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedProjection
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel
+from linformer_kit.operator.conditions import refuse_old_exporter
 from linformer_kit.operator.projections import FullAttention
-from linformer_kit.operator.values import refuse_old_exporter
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"

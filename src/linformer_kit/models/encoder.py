@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.hooks import is_replaced
+from linformer_kit.operator.conditions import is_replaced
 from linformer_kit.operator.padding import put_back, take_positions, zero_padding
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, SharedProjection, build_projection
 from linformer_kit.operator.slots import Order

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linformer_cli.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.values import has_values, require_in_trace, values_are_cheap
+from linformer_kit.operator.conditions import has_values, require_in_trace, values_are_cheap
 
 
 def check_inputs(

@@ -9,23 +9,20 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.operator import checks, kernels
-from linformer_kit.operator.hooks import has_hooks, is_replaced
+from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, refuse_old_exporter
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.operator.slots import Order, Slots, attend_slots, merge_heads, split_heads
-from linformer_kit.operator.values import is_exporting, refuse_old_exporter
 
 
 class ProjectedAttention(nn.Module):
@@ -114,30 +111,12 @@ class ProjectedAttention(nn.Module):
         all tokens are there too.
         """
         refuse_old_exporter()
-        module, first, seq_len = self._projection(), self.global_tokens, key.shape[1]
+        module = self._projection()
         projection = inside(module)
         dims = projection.checked_slots(self._fewer_slots, self.num_heads)
-        if first and is_exporting():
-            key, value, lengths = _with_room(key, value, lengths, first)
-        if projection.is_exact_for(key.shape[1] - first, min(dims)):
-            return tokens_as_slots(self._mapped(self.k_proj, key), self._mapped(self.v_proj, value), lengths)
-        compresses_first = self._compresses_first(projection, key.shape[1] - first, dims)
-        # Tokens that W_K and W_V run on: none if they run on slots, and no query sees a token.
-        some = slice(first if compresses_first and not self.sliding_window else None)
-        near = None
-        if first or self.sliding_window or not compresses_first:
-            tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
-            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=seq_len)
-        rest = _lengths_after(lengths, first)
-        source = key[:, first:]
-        values = source if value is key else value[:, first:]
-
-        if compresses_first:
-            compress = functools.partial(self._compressed_then_mapped, module, source, values, rest)
-        else:
-            compress = functools.partial(self._mapped_then_compressed, module, near, first, rest, source)
-        slots = _for_heads(compress, dims)
-        return slots if near is None else _with_tokens(slots, near, first, projection)
+        if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
+            return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
+        return self._mapped_then_compressed(module, key, value, lengths)  # E·(X·W + m⊗b)
 
     def attend(
         self,
@@ -157,7 +136,7 @@ class ProjectedAttention(nn.Module):
 
     def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
         """Whether (E·X)·W + (E·m)⊗b may and should replace E·(X·W + m⊗b): W then runs on k rows instead of n."""
-        if not (projection.commutes and projection.shared_by_heads):
+        if projection.is_exact_for(seq_len, min(dims)) or not (projection.commutes and projection.shared_by_heads):
             return False
         if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
             return self.bias_order == "after_projection"  # a map of E·X by definition
@@ -166,42 +145,46 @@ class ProjectedAttention(nn.Module):
         return not is_short or projection.piece is not None or is_exporting()
 
     def _compressed_then_mapped(
-        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int
+        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
     ) -> Slots:
-        """(E·X)·W + (E·m)⊗b, which equals E·(X·W + m⊗b)."""
-        one_head = key[:, None]
-        values = one_head if value is key else value[:, None]
-        sums = self.bias_order == "before_projection"
-        compressed = projection(one_head, values, lengths, slots, source=key, sums=sums)
-        key_slots = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
-        value_slots = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-        return _slots_of(
-            compressed, split_heads(key_slots, self.num_heads), split_heads(value_slots, self.num_heads), lengths
-        )
+        """(E·X)·W + (E·m)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
+        first, near = self.global_tokens, None
+        if first or self.sliding_window:  # the tokens that queries see; no others are mapped
+            some = slice(None if self.sliding_window else first)
+            tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
+            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=key.shape[1])
+        rest = _lengths_after(lengths, first)
+        keys = key[:, None, first:]
+        values = keys if value is key else value[:, None, first:]
+
+        def compress(slots: int) -> Slots:
+            sums = self.bias_order == "before_projection"
+            compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
+            key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
+            value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
+            heads = self.num_heads
+            return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), rest)
+
+        slots = _for_heads(compress, dims)
+        return slots if near is None else _with_tokens(slots, near, first, inside(projection))
 
     def _mapped_then_compressed(
-        self,
-        projection: nn.Module,
-        tokens: Neighbours | None,
-        first: int,
-        lengths: Tensor | None,
-        source: Tensor,
-        slots: int,
+        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None
     ) -> Slots:
-        """E·(X·W + m⊗b), or E·(X·W) + 1⊗b if the bias comes after the projection."""
-        assert tokens is not None
-        key, value = tokens.key[:, :, first:], tokens.value[:, :, first:]
-        key_bias = value_bias = None
+        """E·(X·W + m⊗b); with the bias after the projection E·(X·W) + 1⊗b."""
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.bias_order == "after_projection":
-            key_bias, value_bias = (_bias(linear, source, self.num_heads) for linear in (self.k_proj, self.v_proj))
-        key = zero_padding(key if key_bias is None else key - key_bias, lengths)
-        value = zero_padding(value if value_bias is None else value - value_bias, lengths)
-        compressed = projection(key, value, lengths, slots, source=source)
-        return _slots_of(
-            compressed,
-            compressed.key if key_bias is None else compressed.key + key_bias,
-            compressed.value if value_bias is None else compressed.value + value_bias,
+            biases = (_bias(self.k_proj, key, self.num_heads), _bias(self.v_proj, key, self.num_heads))
+        return project_heads(
+            projection,
+            self._mapped(self.k_proj, key),
+            self._mapped(self.v_proj, value),
             lengths,
+            source=key[:, self.global_tokens :],
+            projected_dim=self._fewer_slots,
+            sliding_window=self.sliding_window,
+            global_tokens=self.global_tokens,
+            biases=biases,
         )
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
@@ -249,40 +232,46 @@ def project_heads(
     value: Float[Tensor, "batch heads seq_len head_dim"],
     lengths: Int[Tensor, " batch"] | None = None,
     *,
+    source: Float[Tensor, "batch rest embed"] | None = None,
     projected_dim: int | Sequence[int] | None = None,
     sliding_window: int = 0,
     global_tokens: int = 0,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Slots:
-    """`ProjectedAttention.project` for keys and values that W_K and W_V have mapped already.
+    """The slots E·(K·W_K) and F·(V·W_V) of keys and values that W_K and W_V have mapped already.
 
     Args:
         projection: E and F.
         key: K·W_K, right-padded.
         value: V·W_V.
         lengths: Number of real tokens of each sequence; None: all.
+        source: The input of the keys after the global tokens; None: the mapped keys.
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
+        biases: What keys and values contain that is to be added after the projection, `[heads, 1, head_dim]`.
     """
     refuse_old_exporter()
-    declared = inside(projection)
+    declared, first = inside(projection), global_tokens
     dims = declared.checked_slots(projected_dim, key.shape[1])
-    first, seq_len = global_tokens, key.shape[2]
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
-    if first and is_exporting():
-        key, value, lengths = _with_room(key, value, lengths, first)
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         return tokens_as_slots(key, value, lengths)
-    rest = (key[:, :, first:], value[:, :, first:])
-    after = _lengths_after(lengths, first)
+    rest = _lengths_after(lengths, first)
+    keys, values = (
+        tokens[:, :, first:] if bias is None else zero_padding(tokens[:, :, first:] - bias, rest)
+        for tokens, bias in zip((key, value), biases, strict=True)
+    )
+    source = merge_heads(keys) if source is None else source
 
     def compress(slots: int) -> Slots:
-        compressed = projection(*rest, after, slots, source=merge_heads(rest[0]))
-        return _slots_of(compressed, compressed.key, compressed.value, after)
+        compressed, (key_bias, value_bias) = projection(keys, values, rest, slots, source=source), biases
+        key_slots = compressed.key if key_bias is None else compressed.key + key_bias
+        value_slots = compressed.value if value_bias is None else compressed.value + value_bias
+        return _slots_of(compressed, key_slots, value_slots, rest)
 
-    near = Neighbours(key, value, sliding_window, lengths, query_len=seq_len)
-    slots = _for_heads(compress, dims)
-    return _with_tokens(slots, near, first, declared)
+    near = Neighbours(key, value, sliding_window, lengths, query_len=key.shape[2])
+    return _with_tokens(_for_heads(compress, dims), near, first, declared)
 
 
 def tokens_as_slots(
@@ -297,8 +286,9 @@ def tokens_as_slots(
 
 def _for_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
     """The slots of heads with these numbers of slots."""
-    by_number = {number: compress(number) for number in {*dims}}
-    return by_number[dims[0]] if len(by_number) == 1 else Slots.by_head(by_number, dims)
+    if len(set(dims)) == 1:
+        return compress(dims[0])
+    return Slots.by_head({number: compress(number) for number in {*dims}}, dims)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
@@ -350,11 +340,3 @@ def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
     them.
     """
     return type(module).forward is nn.Linear.forward and not has_hooks(module)
-
-
-def _with_room(key: Tensor, value: Tensor, lengths: Tensor | None, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """More positions of padding at the end: an exported program must run for a text of fewer tokens than the first."""
-    if lengths is None:
-        lengths = key.new_full((key.shape[0],), key.shape[-2], dtype=torch.long)
-    longer = F.pad(key, (0, 0, 0, first))
-    return longer, longer if value is key else F.pad(value, (0, 0, 0, first)), lengths

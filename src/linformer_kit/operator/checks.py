@@ -68,6 +68,13 @@ def refuse_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
         )
 
 
+def check_dimensions(*sequences: Tensor) -> None:
+    """Refuse query, key and value of which some have a batch and others none."""
+    if len({sequence.dim() for sequence in sequences}) > 1:
+        got = ", ".join(str(list(sequence.shape)) for sequence in sequences)
+        raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
+
+
 def check_keys(key: Tensor, value: Tensor, embed_dim: int) -> None:
     """Refuse keys and values of another width, of different lengths, or without positions."""
     check_width("key", key, embed_dim)

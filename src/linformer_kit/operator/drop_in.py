@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError
 from linformer_kit.operator import checks
 from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.conditions import has_values, require_in_trace
 from linformer_kit.operator.padding import put_back, right_padded, take_positions
 from linformer_kit.operator.projections import PROJECTIONS, FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.slots import Order
-from linformer_kit.operator.values import has_values, require_in_trace
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3
@@ -106,15 +106,11 @@ class LinformerAttention(ProjectedAttention):
         checks.check_count("sliding_window", sliding_window)
         checks.check_count("global_tokens", global_tokens)
         if isinstance(projection, str):
-            bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
-            if projected_dim is None and not bounded:
-                raise InputError("projected_dim: expected a number, got None")
-            if projected_dim is None or (max_seq_len is None and bounded):
-                raise InputError("max_seq_len and projected_dim: expected a number each, got None")
+            _check_lengths(projection, max_seq_len, projected_dim)
             projection = build_projection(
                 projection,
                 seq_len=max_seq_len,
-                projected_dim=projected_dim,
+                projected_dim=cast(int, projected_dim),
                 num_heads=num_heads,
                 head_dim=embed_dim // num_heads,
                 sharing=sharing,
@@ -179,93 +175,68 @@ class LinformerAttention(ProjectedAttention):
                 slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
         checks.refuse_masks_over_pairs(attn_mask, is_causal)
-        call = Call(self, query, key, value, key_padding_mask)
-        output, weights = super().forward(call.query, call.key, call.value, call.lengths, need_weights, call.order)
-        return call.returned(output, weights, average=average_attn_weights)
+        checks.check_dimensions(query, key, value)
+        is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
+
+        def batch_first(sequence: Tensor) -> Tensor:
+            return sequence[None] if is_single else sequence.transpose(0, 1) if is_transposed else sequence
+
+        query, key, value = _each_once(batch_first, query, key, value)
+        mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
+        query, key, value, lengths, order = self._right_padded(query, key, value, mask)
+        output, weights = super().forward(query, key, value, lengths, need_weights, order)
+        if order is not None and order.queries:
+            output = put_back(output, order.positions)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        if is_single:
+            return output[0], None if weights is None else weights[0]
+        return output.transpose(0, 1) if is_transposed else output, weights
+
+    def _right_padded(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Order | None]:
+        """The checked inputs, real tokens first and zeros at padding; the lengths; and where the tokens stood.
+
+        Identical tensors stay identical, so that work is done once.
+        """
+        checks.check_keys(key, value, self.embed_dim)
+        checks.check_query(query, key, self.embed_dim)
+        is_windowed = self.sliding_window > 0 and not self.is_full
+        if is_windowed:
+            checks.check_as_many_queries(query.shape[1], key.shape[1])
+        if mask is None:
+            return query, key, value, None, None
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            mask = padding_from_scores("key_padding_mask", mask)
+        checks.check_padding_mask(mask, key)
+        # Before anything reads padding: else the backward pass would compute zero times NaN.
+        zero = functools.partial(Tensor.masked_fill, mask=mask[..., None], value=0.0)
+        is_key = query is key  # other queries may be of another length
+        key, value = _each_once(zero, key, value)
+        query = key if is_key else query
+        positions, lengths = right_padded(mask)
+        if positions is None:
+            return query, key, value, lengths, None
+        move = functools.partial(take_positions, positions=positions)
+        if is_windowed:
+            query, key, value = _each_once(move, query, key, value)
+        else:
+            key, value = _each_once(move, key, value)
+        return query, key, value, lengths, Order(positions, queries=is_windowed, columns=self.is_full)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         split_fused_weights(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class Call:
-    """The arguments of a call as batches of right-padded sequences, and the way back to what the caller expects.
-
-    Args:
-        attention: The `LinformerAttention` that is called.
-        query: As for its `forward`, like the other arguments.
-
-    Raises:
-        InputError: for arguments of the wrong shape or type.
-
-    Attributes:
-        query, key, value: `[batch, length, embed]`, keys and values with zeros at padding; identical tensors stay
-            identical, so that work is done once.
-        lengths: Number of real tokens of the keys; None: all.
-        order: Where the tokens stood, if they were moved.
-    """
-
-    def __init__(self, attention: LinformerAttention, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> None:
-        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
-            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
-            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
-        self._is_batched = query.dim() != 2
-        self._is_transposed = self._is_batched and not attention.batch_first and query.dim() == 3
-        self.query, self.key, self.value = _each_once(self._batch_first, query, key, value)
-        checks.check_keys(self.key, self.value, attention.embed_dim)
-        checks.check_query(self.query, self.key, attention.embed_dim)
-        windowed = attention.sliding_window > 0 and not attention.is_full
-        if windowed:
-            checks.check_as_many_queries(self.query.shape[1], self.key.shape[1])
-        self.lengths: Tensor | None = None
-        self.order: Order | None = None
-        if mask is not None:
-            padded = self._checked(mask)
-            self._zero(padded)
-            positions, self.lengths = right_padded(padded)
-            if positions is not None:
-                self.order = Order(positions, queries=windowed, columns=attention.is_full)
-                self._put_in_order(self.order)
-
-    def _checked(self, mask: Any) -> Tensor:
-        """The mask, True where padded."""
-        if isinstance(mask, Tensor):  # masks have the batch first in both layouts
-            mask = mask if self._is_batched else mask[None]
-            mask = padding_from_scores("key_padding_mask", mask) if mask.is_floating_point() else mask
-        checks.check_padding_mask(mask, self.key)
-        return mask
-
-    def _zero(self, padded: Tensor) -> None:
-        """Set padding to zero before anything reads it: else the backward pass would compute zero times NaN."""
-        is_key = self.query is self.key  # other queries may be of another length
-        zero = functools.partial(Tensor.masked_fill, mask=padded[..., None], value=0.0)
-        self.key, self.value = _each_once(zero, self.key, self.value)
-        self.query = self.key if is_key else self.query
-
-    def _put_in_order(self, order: Order) -> None:
-        """Move real tokens first."""
-        move = functools.partial(take_positions, positions=order.positions)
-        moved = _each_once(move, *((self.query,) if order.queries else ()), self.key, self.value)
-        *_, self.key, self.value = moved
-        self.query = moved[0] if order.queries else self.query
-
-    def _batch_first(self, sequence: Tensor) -> Tensor:
-        if not self._is_batched:
-            return sequence[None]
-        return sequence.transpose(0, 1) if self._is_transposed else sequence
-
-    def returned(self, output: Tensor, weights: Tensor | None, *, average: bool) -> tuple[Tensor, Tensor | None]:
-        """The output in the layout and order of the caller, and P̄, which is in that order, in the layout."""
-        if self.order is not None and self.order.queries:
-            output = put_back(output, self.order.positions)
-        if self._is_transposed:
-            output = output.transpose(0, 1)
-        elif not self._is_batched:
-            output = output[0]
-        if weights is None:
-            return output, None
-        weights = weights.mean(dim=1) if average else weights
-        return output, weights if self._is_batched else weights[0]
+def _check_lengths(projection: str, max_seq_len: int | None, projected_dim: Any) -> None:
+    """Refuse a missing n or k of a projection by name."""
+    bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
+    if projected_dim is None and not bounded:
+        raise InputError("projected_dim: expected a number, got None")
+    if projected_dim is None or (max_seq_len is None and bounded):
+        raise InputError("max_seq_len and projected_dim: expected a number each, got None")
 
 
 def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:

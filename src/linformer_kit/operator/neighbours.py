@@ -75,24 +75,18 @@ class Neighbours(NamedTuple):
         after = torch.minimum(positions + self.window - self.before, limits)
         return first, torch.where(positions < limits, after, first)
 
-    def without_tokens(self) -> Neighbours:
-        """The same positions, without keys and values."""
-        lengths = self.lengths
-        if lengths is None:
-            lengths = torch.full((1,), self.key.shape[2], device=self.key.device)
-        none = self.key.detach().new_empty(0)
-        return self._replace(key=none, value=none, lengths=lengths)
-
-    def of_block(self, samples: slice, rows: slice) -> Neighbours:
-        """The neighbours of some queries of some of the sequences."""
+    def of_samples(self, samples: slice) -> Neighbours:
+        """The neighbours in some of the sequences."""
         return self._replace(
             key=self.key[samples],
             value=self.value[samples],
-            first=self.first + rows.start,
-            query_len=rows.stop - rows.start,
             edges=of_samples(self.edges, samples),
             lengths=of_samples(self.lengths, samples),
         )
+
+    def of_rows(self, rows: slice) -> Neighbours:
+        """The neighbours of some of the queries."""
+        return self._replace(first=self.first + rows.start, query_len=rows.stop - rows.start)
 
 
 class Blocks(NamedTuple):
@@ -107,29 +101,42 @@ class Blocks(NamedTuple):
     length: int  # number of queries; the last block is filled up
 
     @classmethod
-    def of(cls, query: Float[Tensor, "batch heads query_len head_dim"], neighbours: Neighbours) -> Blocks:
-        """Cut queries into blocks of about w rows."""
-        length, tokens, device = query.shape[2], neighbours.key.shape[2], query.device
-        rows = max(neighbours.window, _LEAST_ROWS)
-        if torch.compiler.is_compiling():  # a traced program must not depend on the length: always several blocks
-            count = (length + 2 * rows - 1) // rows  # ONNX rounds towards zero
-        else:
-            rows = max(1, min(rows, length))
-            count = -(-length // rows)
+    def of(
+        cls,
+        query: Float[Tensor, "batch heads query_len head_dim"],
+        neighbours: Neighbours,
+        rows: int | None = None,
+        seen: int | None = None,
+    ) -> Blocks:
+        """Cut queries into blocks.
+
+        Args:
+            query: The queries.
+            neighbours: The tokens around them.
+            rows: Rows of a block; None: about w.
+            seen: Tokens of a block, at least rows + w - 1, those that its rows see.
+        """
+        length, device, is_compiling = query.shape[2], query.device, torch.compiler.is_compiling()
+        if rows is None:
+            rows = max(neighbours.window, _LEAST_ROWS)
+            rows = rows if is_compiling else max(1, min(rows, length))
+        seen = rows + neighbours.window - 1 if seen is None else seen
+        # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
+        count = (length + 2 * rows - 1) // rows if is_compiling else -(-length // rows)
         starts = torch.arange(count, device=device) * rows
-        row = starts[:, None] + torch.arange(rows, device=device)
-        token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
-        position = token + neighbours.first - neighbours.before
-        first, after = (end[..., None] for end in neighbours.seen_by(row + neighbours.first))
+        row = starts[:, None] + torch.arange(rows, device=device) + neighbours.first
+        start = neighbours.first - neighbours.before
+        token = starts[:, None] + torch.arange(seen, device=device) + start
+        first, after = (end[..., None] for end in neighbours.seen_by(row))
         unseen = None
         if neighbours.edges is not None:
             edges = neighbours.edges[:, :, None, None]
             unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=query.dtype)
         return cls(
-            _taken(query, row, length),
-            _taken(neighbours.key, position, tokens),
-            _taken(neighbours.value, position, tokens),
-            (position[:, None, :] >= first) & (position[:, None, :] < after),
+            _cut(query, 0, rows, rows, count),
+            _cut(neighbours.key, start, rows, seen, count),
+            _cut(neighbours.value, start, rows, seen, count),
+            (token[:, None, :] >= first) & (token[:, None, :] < after),
             unseen,
             length,
         )
@@ -168,9 +175,23 @@ class Blocks(NamedTuple):
         return rows[:, :, : self.length]
 
     def cut(self, rows: Shaped[Tensor, "batch heads queries last"]) -> Shaped[Tensor, "batch heads blocks rows last"]:
-        """The inverse of `joined`; the last block is filled up with copies of the last row."""
+        """The inverse of `joined`; the last block is filled up."""
         blocks, count = self.query.shape[2:4]
-        return _taken(rows, torch.arange(blocks * count, device=rows.device).view(blocks, count), self.length)
+        return _cut(rows, 0, count, count, blocks)
+
+    def bias(
+        self, mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None, slots: int, dtype: torch.dtype
+    ) -> Float[Tensor, "... blocks rows columns"]:
+        """What is added to the scores of slots and tokens: -inf where they are not seen, and `unseen`."""
+        of_tokens = torch.zeros(self.sees.shape, dtype=dtype, device=self.sees.device)
+        of_tokens = of_tokens.masked_fill_(~self.sees, -math.inf)[:, None]
+        of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=self.sees.device)
+        if self.unseen is not None:
+            of_slots = F.pad(self.unseen.to(dtype), (0, slots - self.unseen.shape[-1]))
+        if mask is not None:
+            of_slots = of_slots.where(mask[:, :, None], -math.inf)
+        shape = torch.broadcast_shapes(of_slots.shape[:-1], of_tokens.shape[:-1])
+        return torch.cat([part.expand(*shape, -1) for part in (of_slots, of_tokens)], dim=-1)
 
     def by_neighbour(
         self, of_seen: Float[Tensor, "batch heads blocks rows seen"]
@@ -225,7 +246,17 @@ def _products(
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
-def _taken(tokens: Tensor, positions: Tensor, length: int) -> Tensor:
-    """The tokens at some positions, `[blocks, count]`; beyond the ends, those at the ends."""
-    inside = positions.clamp(0, length - 1)
-    return tokens.index_select(2, inside.flatten()).unflatten(2, tuple(positions.shape))
+def _cut(
+    tokens: Shaped[Tensor, "batch heads seq_len last"], start: int, step: int, size: int, count: int
+) -> Shaped[Tensor, "batch heads blocks size last"]:
+    """Blocks of tokens: number i has those from start + i·step on; beyond the ends, any finite numbers."""
+    length = tokens.shape[2]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        first = start + torch.arange(count, device=tokens.device)[:, None] * step
+        positions = (first + torch.arange(size, device=tokens.device)).clamp(0, length - 1)
+        return tokens.index_select(2, positions.flatten()).unflatten(2, tuple(positions.shape))
+    end = start + (count - 1) * step + size
+    part = tokens[:, :, max(0, start) : end].transpose(1, 2)  # in memory, positions come before heads
+    if (before := max(0, -start)) or end > length:
+        part = F.pad(part, (0, 0, 0, 0, before, max(0, end - length)))
+    return part.unfold(1, size, step).permute(0, 2, 1, 4, 3)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.values import values_are_cheap
+from linformer_kit.operator.conditions import values_are_cheap
 
 _LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ONNX has no stable sort
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)

@@ -4,7 +4,6 @@ Slow on purpose: tests compare the fast implementation with these functions. Sta
 
     full_attention_reference        equations 1 and 2
     linformer_attention_reference   equation 7
-    svd_attention                   equation 6, the best low-rank approximation of the context mapping
 
 Axes as in `slots`.
 """
@@ -19,9 +18,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-from linformer_cli.errors import InputError
-from linformer_kit.operator.slots import context_mapping
 
 
 def full_attention_reference(
@@ -158,49 +154,6 @@ def neighbours_reference(real: Bool[Tensor, " seq_len"], sliding_window: int) ->
         list(range(max(0, rank - before), min(rank + after + 1, int(real.sum())))) if is_real else []
         for rank, is_real in zip(ranks.tolist(), real.tolist(), strict=True)
     ]
-
-
-def svd_attention(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
-    rank: int,
-    key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
-    *,
-    query_padding_mask: Bool[Tensor, "batch query_len"] | None = None,
-) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len seq_len"]]:
-    """Attention with the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
-
-    A reference for analysis, not a faster attention: it computes the n×n matrix P and its singular value decomposition,
-    O(n²) memory and O(n³) time. By the Eckart–Young theorem, no matrix of this rank is closer to P.
-
-    Args:
-        query: Q·W_Q, split into heads.
-        key: K·W_K.
-        value: V·W_V.
-        rank: k, from 1 to the smaller side of P.
-        key_padding_mask: True where keys are padding.
-        query_padding_mask: True where queries are padding; such rows of P count as zero.
-
-    Returns:
-        P_low·V, and P_low.
-
-    Raises:
-        InputError: for a rank out of range.
-
-    Source: Wang et al. 2020, section 3, equation 6.
-    """
-    largest = min(query.shape[2], key.shape[2])
-    if not isinstance(rank, int) or not 1 <= rank <= largest:
-        raise InputError(f"rank: expected 1 to {largest} (the smaller side of P), got {rank!r}")
-    mapping = context_mapping(query, key, key_padding_mask)
-    if query_padding_mask is not None:
-        mapping = mapping.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-    if key_padding_mask is not None:
-        value = value.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-    u, sigma, vh = torch.linalg.svd(mapping, full_matrices=False)
-    low_rank = (u[..., :rank] * sigma[..., None, :rank]) @ vh[..., :rank, :]
-    return low_rank @ value, low_rank
 
 
 class AttentionWeights(NamedTuple):

@@ -106,7 +106,7 @@ class Slots(NamedTuple):
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
-        near = None if self.neighbours is None else self.neighbours.of_block(samples, rows)
+        near = None if self.neighbours is None else self.neighbours.of_samples(samples).of_rows(rows)
         return self._replace(
             key=self.key[samples],
             value=self.value[samples],
@@ -163,13 +163,10 @@ def attend_slots(
             weights = order.of_caller(weights)
             used = order.real_first(weights)
         return _product(F.dropout(used, dropout), slots, blocks), weights
-    if near is not None:
-        output = kernels.attention_with_neighbours(query, slots.key, slots.value, slots.mask, near, dropout=dropout)
-    else:
-        # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower
-        # on CPUs (docs/speed.md).
-        few = slots.projected or torch.is_grad_enabled()
-        output = kernels.attention(query, slots.key, slots.value, slots.mask, dropout=dropout, few_keys=few)
+    # With gradients, the kernel for few keys is used for full attention too: flash attention's backward pass is slower
+    # on CPUs (docs/speed.md).
+    few = slots.projected or torch.is_grad_enabled()
+    output = kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout, few_keys=few)
     return output, None
 
 
@@ -188,19 +185,6 @@ def _product(weights: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
     number = slots.key.shape[2]
     of_slots, of_neighbours = weights[..., :number], weights[..., number:]
     return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(of_neighbours)), slots.value)
-
-
-def context_mapping(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
-) -> Float[Tensor, "batch heads query_len keys"]:
-    """The context mapping P of equation 2, or P̄ of equation 7 if the keys are slots: softmax(Q·Kᵀ/√d).
-
-    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
-    """
-    empty = None if key_padding_mask is None else key_padding_mask[:, None]
-    return _softmax(query, key, Slots(key, key, empty).mask)
 
 
 def _softmax(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

@@ -50,15 +50,3 @@ def test_many_gradients_of_a_layer_at_once(options):
     for index, grad in enumerate(upstream):
         single = torch.autograd.grad(output, given, grad, retain_graph=True)
         torch.testing.assert_close([part[index] for part in batched], [*single], rtol=0, atol=1e-10)
-
-
-def test_gradients_of_gradients_with_global_tokens():
-    """Slots that are tokens are computed from the tokens that queries see besides: each gradient counts once."""
-    attention = LinformerAttention(12, 3, 32, 5, sliding_window=4, global_tokens=2).double()
-    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
-    results = []
-    for plain in (False, True):
-        with kernels.plain() if plain else torch.enable_grad():
-            (first,) = torch.autograd.grad(attention(x, x, x)[0].square().sum(), x, create_graph=True)
-            results.append((first, *torch.autograd.grad(first.square().sum(), x)))
-    torch.testing.assert_close(*results, rtol=0, atol=1e-10)

@@ -70,7 +70,7 @@ def test_compress(monkeypatch, batch, fast):
 )
 def test_what_onednn_is_not_asked_for(monkeypatch, change):
     prefer_onednn(monkeypatch)
-    monkeypatch.setattr(products, "_onednn_linear", None)  # calling it would fail
+    monkeypatch.setattr(products, "onednn_linear", None)  # calling it would fail
     tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
     torch.testing.assert_close(kernels.linear(*tensors), F.linear(*tensors))
     with torch.autocast("cpu"):
@@ -91,8 +91,8 @@ def plain_feed_forward(first, second, inputs):
 @pytest.mark.parametrize(
     ("trained", "bias"), [("all", True), ("inputs", False), ("first", True), ("second.bias", True)]
 )
-def test_feed_forward(trained, bias):
-    """Outputs, gradients of those parameters that have one, and gradients of gradients."""
+def test_feed_forward(monkeypatch, trained, bias):
+    """Outputs, gradients of those parameters that have one, and gradients of gradients; GELU is computed again."""
     first, second, inputs = feed_forward(bias=bias)
     wanted = {"inputs": [inputs], "first": [*first.parameters()], "second": [*second.parameters()]}
     wanted |= {
@@ -101,8 +101,12 @@ def test_feed_forward(trained, bias):
     }
     for tensor in wanted["all"]:
         tensor.requires_grad_(any(tensor is other for other in wanted[trained]))
-    output, expected = kernels.apply_feed_forward(first, second, inputs), plain_feed_forward(first, second, inputs)
-    assert type(output.grad_fn).__name__ == "_GeluLinearBackward"
+    calls, gelu = [], F.gelu
+    monkeypatch.setattr(products.F, "gelu", lambda hidden: calls.append(1) or gelu(hidden))
+    output = kernels.apply_feed_forward(first, second, inputs)
+    torch.autograd.grad(output.sum(), wanted[trained], retain_graph=True)
+    assert len(calls) == (2 if second.weight.requires_grad else 1)
+    expected = plain_feed_forward(first, second, inputs)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
     upstream = torch.randn_like(output).requires_grad_()
     results = []
@@ -130,8 +134,8 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
     module = nn.Linear(31, 37, bias=bias).to(dtype)
     inputs = torch.randn(3, 347, 31).to(dtype)
     asked = []
-    real = products._onednn_linear
-    monkeypatch.setattr(products, "_onednn_linear", lambda *a: asked.append(a[3:]) or real(*a))
+    real = products.onednn_linear
+    monkeypatch.setattr(products, "onednn_linear", lambda *a, **gelu: asked.append(gelu) or real(*a, **gelu))
     parts = [None if part is None else part.double() for part in (module.weight, module.bias)]
     exact = F.linear(inputs.double(), *parts)
     with torch.no_grad():
@@ -142,7 +146,7 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
                 for got in (kernels.apply_linear(module, inputs, gelu=gelu), plain)
             )
             assert error <= 3 * allowed
-    assert asked == ([(), ("gelu", "none")] if bias or dtype == torch.float32 else [])
+    assert asked == ([{}, {"gelu": True}] if bias or dtype == torch.float32 else [])
     assert kernels.apply_linear(module, inputs, gelu=True).grad_fn is not None
     with kernels.plain(), torch.no_grad():
         assert torch.equal(kernels.apply_linear(module, inputs, gelu=True), F.gelu(module(inputs)))

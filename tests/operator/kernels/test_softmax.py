@@ -1,62 +1,147 @@
-"""Attention in blocks is attention: outputs, gradients, dropout, and how exact bfloat16 is."""
+"""Attention in parts is attention: outputs, gradients, dropout, and how exact bfloat16 is."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from linformer_kit.operator import kernels, slots
-from linformer_kit.operator.kernels import softmax
+from linformer_kit import LinformerAttention
+from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import softmax as kernel
 from linformer_kit.operator.kernels.processor import Processor
+from linformer_kit.operator.neighbours import Neighbours
 from tests.operator.kernels.inputs import attention_inputs
 
-TRAINS_IN_BLOCKS = pytest.mark.skipif(
+TRAINS_BY_PRODUCTS = pytest.mark.skipif(
     not Processor.here().attends_in_blocks(1, 1, dropout=0.0, gradient=True), reason="not on this processor"
 )
-# batch, heads, query_len, keys, head_dim
-SHAPES = [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
+BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
+
+
+@pytest.fixture(params=[(3, 1, True), (4, 70, True), (4, 900, False)], ids=str)
+def parts(request, monkeypatch):
+    """A block in each part, several sequences in a part, and parts by products."""
+    rows, together, flash = request.param
+    monkeypatch.setattr(kernel, "_ROWS", rows)
+    monkeypatch.setattr(kernel, "_COLUMNS", 40 * together)
+    monkeypatch.setattr(kernel, "_SCORES", together)
+    monkeypatch.setattr(kernel, "_prefers_products", lambda query, key, neighbours, dropout: not flash or dropout > 0)
+    monkeypatch.setattr(kernel, "_ALIGNED", 1)
+
+
+def tensors(dtype=torch.float64) -> list[torch.Tensor]:
+    sizes = [LENGTH, SLOTS, SLOTS, LENGTH, LENGTH]
+    return [torch.randn(BATCH, HEADS, size, DIM, dtype=dtype, requires_grad=True) for size in sizes]
+
+
+def gradients(total, given, **options):
+    return torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True, **options)
+
+
+# First tokens of windows of one, of several, and of no token; the whole of a short text in one window.
+EDGES = torch.tensor([[0, 1, 3, 3, 10, 20, 28, 29], [0, 2, 9, 11, 11, 11, 11, 11], [0, 1, 1, 1, 1, 1, 1, 1]])
+
+
+def attend(given, window, *, masked=False, windows=False, dropout=0.0, first=0, rows=slice(None)):
+    query, key, value, near_key, near_value = given
+    lengths = torch.tensor([LENGTH, 11, 1]) if masked else None
+    mask = None
+    if masked:
+        mask = torch.ones(BATCH, 1, 1, SLOTS, dtype=torch.bool)
+        mask[1, ..., 3:] = False
+    edges = None if not windows else EDGES[:, None] if masked else EDGES[:1, None]
+    near = Neighbours(near_key, near_value, window, lengths, first, edges)
+    return kernels.attention(query[:, :, rows], key, value, mask, near, dropout=dropout)
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [1, 4, 70])
+def test_parts_equal_the_plain_operations(parts, window, masked, windows):
+    given, results = tensors(), []
+    for plain in (False, True):
+        with kernels.plain() if plain else torch.enable_grad():
+            out = attend(given, window, masked=masked, windows=windows)
+            weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
+            results.append([out, *gradients((out * weights).sum(), given)])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        assert torch.equal(attend(given, window, masked=masked, windows=windows), results[0][0])
 
 
 @pytest.mark.parametrize("masked", ["none", "all alike", "each"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_block_attention_is_attention(small_blocks, shape, masked):
-    """Outputs and gradients, in double precision, with several blocks to a sequence and several sequences to a block."""
-    tensors, mask = attention_inputs(shape, torch.float64, masked)
-    for tensor in tensors:
-        tensor.requires_grad_()
+@pytest.mark.parametrize("shape", [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)])
+def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, masked):
+    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    given, mask = attention_inputs(shape, torch.float64, masked)
+    given = [tensor.requires_grad_() for tensor in given]
     results = []
-    for attend in (softmax._BlockAttention.apply, lambda q, k, v, m, _: F.scaled_dot_product_attention(q, k, v, m)):
-        context = attend(*tensors, mask, None)
-        weights = torch.sin(torch.arange(context.numel(), dtype=torch.float64)).view(context.shape)
-        results.append([context, *torch.autograd.grad((context * weights).sum(), tensors)])
+    for attend_plainly in (False, True):
+        with kernels.plain() if attend_plainly else torch.enable_grad():
+            context = kernels.attention(*given, mask)
+            weights = torch.sin(torch.arange(context.numel(), dtype=torch.float64)).view(context.shape)
+            results.append([context, *torch.autograd.grad((context * weights).sum(), given)])
     for ours, plain in zip(*results, strict=True):
-        assert torch.allclose(ours, plain, rtol=1e-10, atol=1e-10)
-    with torch.no_grad():
-        assert torch.allclose(softmax._block_attention(*tensors, mask), results[0][0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("drop", [None, softmax.Dropout(0.3, seed=5)], ids=["whole", "dropout"])
-def test_block_attention_by_numerical_differentiation(small_blocks, drop):
-    tensors, mask = attention_inputs((2, 2, 7, 3, 2), torch.float64, "each")
-    assert torch.autograd.gradcheck(
-        lambda *t: softmax._BlockAttention.apply(*t, mask, drop), [t.requires_grad_() for t in tensors]
-    )
+def test_gradients_by_numerical_differentiation(parts):
+    given = [tensor.detach()[:2, :, :7].requires_grad_() for tensor in tensors()]
+    edges = torch.tensor([[0, 1, 1, 3, 6, 7, 7, 7], [0, 1, 2, 4, 4, 4, 4, 4]])
+
+    def attend_again(query, key, value, near_key, near_value, dropout):
+        torch.manual_seed(5)
+        near = Neighbours(near_key, near_value, 4, torch.tensor([7, 4]), 0, edges[:, None])
+        return kernels.attention(query, key, value, None, near, dropout=dropout)
+
+    for dropout in (0.0, 0.3):
+        assert torch.autograd.gradcheck(attend_again, (*given, dropout), fast_mode=True)
 
 
-@TRAINS_IN_BLOCKS
+def test_dropout_drops_slots_and_neighbours_alike(monkeypatch):
+    """Each weight is 0 with the probability, else over 1 less it, so the mean of many runs is that without dropout."""
+    monkeypatch.setattr(kernel, "_ROWS", 4)
+    given = [tensor.detach() for tensor in tensors()]
+    expected = attend(given, 5)
+    torch.manual_seed(3)
+    runs = torch.stack([attend(given, 5, dropout=0.25) for _ in range(60)])
+    assert not torch.equal(runs[0], runs[1])
+    error = (runs.mean(dim=0) - expected) / (runs.std(dim=0) / 60**0.5)
+    assert error.abs().max() < 6
+    torch.manual_seed(3)
+    assert torch.equal(attend(given, 5, dropout=0.25), runs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_other_formats_are_as_exact_as_the_plain_operations(dtype):
+    given = tensors(dtype)
+    exact = attend([tensor.double() for tensor in given], 5, masked=True)
+    with kernels.plain():
+        allowed = (attend(given, 5, masked=True) - exact).abs().max()
+    assert (attend(given, 5, masked=True) - exact).abs().max() <= 2 * allowed
+
+
+def test_an_empty_batch_with_padding():
+    attention = LinformerAttention(12, 3, 32, 5, projection="mean_pool", sliding_window=4)
+    empty = torch.randn(0, 9, 12, requires_grad=True)
+    output, _ = attention(empty, empty, empty, torch.zeros(0, 9, dtype=torch.bool))
+    output.sum().backward()
+    assert output.shape == empty.grad.shape == (0, 9, 12)
+
+
+@TRAINS_BY_PRODUCTS
 @pytest.mark.parametrize("spread", [1, 3, 9])
 @pytest.mark.parametrize("shape", [(1, 12, 700, 256, 64), (3, 3, 211, 67, 32), (2, 3, 61, 13, 24)])
 def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
     """At most 1.5 times its error in the same format, for outputs and gradients, however far scores spread."""
-    tensors, _ = attention_inputs(shape, torch.bfloat16, "none")
-    tensors[0] *= spread
-    exact = [tensor.double().requires_grad_() for tensor in tensors]
-    rounded = [tensor.requires_grad_() for tensor in tensors]
-    assert softmax._attends_in_blocks(*rounded)
+    given, _ = attention_inputs(shape, torch.bfloat16, "none")
+    given[0] *= spread
+    exact = [tensor.double().requires_grad_() for tensor in given]
+    rounded = [tensor.requires_grad_() for tensor in given]
 
     def eager(query, key, value):
-        return slots.context_mapping(query, key) @ value
+        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1) @ value
 
     def results(attend, inputs):
         context = attend(*inputs)
@@ -69,30 +154,24 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
         assert error <= 1.5 * allowed
 
 
-def test_dropout_in_blocks():
-    """By its definition: each weight is 0 with the probability, else over 1 less it; other seeds drop other weights."""
-    query, key = torch.zeros(3, 2, 4001, 1), torch.zeros(3, 2, 97, 1)
-    value = torch.eye(97).expand(3, 2, -1, -1)  # the context is the weights
-    weights = 97 * softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=1))
-    dropped = weights == 0
-    assert torch.allclose(weights[~dropped], torch.tensor(1 / 0.7), rtol=1e-4)
+def test_dropout_by_its_definition():
+    """Each weight is 0 with the probability, on every axis; other seeds drop other weights."""
+    weights = torch.ones(3, 2, 4001, 97)
+    dropped = kernel._Dropout(0.3, seed=1)(weights) == 0
     deviation = (0.3 * 0.7) ** 0.5
     assert abs(dropped.double().mean() - 0.3) < 4 * deviation / dropped.numel() ** 0.5
     for dim in ((0, 1, 2), (0, 1, 3), (2, 3)):
         shares = dropped.double().mean(dim)
         assert (shares - 0.3).abs().max() < 5 * deviation / (dropped.numel() / shares.numel()) ** 0.5
-    again, other = (
-        softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=seed)) for seed in (1, 2)
-    )
-    assert torch.equal(97 * again, weights)
-    assert 0.05 < (dropped & (other == 0)).double().mean() < 0.13
+    again, other = (kernel._Dropout(0.3, seed=seed)(weights) == 0 for seed in (1, 2))
+    assert torch.equal(again, dropped)
+    assert 0.05 < (dropped & other).double().mean() < 0.13
 
 
-def test_attention_weights_are_not_kept_for_the_backward_pass():
-    tensors, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")
+def test_attention_weights_are_not_kept_for_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    given, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda _: None):
-        softmax._BlockAttention.apply(
-            *(tensor.requires_grad_() for tensor in tensors), None, softmax.Dropout(0.1, seed=0)
-        )
-    assert max(kept) < 2 * 3 * 101 * 97
+        kernels.attention(*(tensor.requires_grad_() for tensor in given), dropout=0.1)
+    assert not kept or max(kept) < 2 * 3 * 101 * 97

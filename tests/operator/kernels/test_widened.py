@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import conditions, products
+from linformer_kit.operator.kernels import products
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
 
@@ -49,7 +49,7 @@ def attention_case(dtype):
 def neighbours_case(dtype):
     def ours(query, key, value, near_key, near_value):
         near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[[0, 3, 5, 8, 11]]]))
-        return kernels.attention_with_neighbours(query, key, value, None, near)
+        return kernels.attention(query, key, value, None, near)
 
     def reference(*tensors):
         with kernels.plain():
@@ -78,10 +78,10 @@ def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype):
 
 def test_plain_autocast_and_mixed_formats_do_not_widen(dtype):
     tensor = torch.ones(2, 2, dtype=dtype)
-    assert conditions.widens(tensor, None, tensor)
-    assert not conditions.widens(tensor, tensor.float()) and not conditions.widens(tensor.float())
+    assert products.widens(tensor, None, tensor)
+    assert not products.widens(tensor, tensor.float()) and not products.widens(tensor.float())
     with kernels.plain():
-        assert not conditions.widens(tensor)
+        assert not products.widens(tensor)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not conditions.widens(tensor)
-    assert not conditions.widens(tensor.to("meta"))
+        assert not products.widens(tensor)
+    assert not products.widens(tensor.to("meta"))

@@ -7,8 +7,7 @@ uses the plain operations, and so does code within `plain()`.
     linear, apply_linear, compress    X·Wᵀ + b for tensors, for a module, and E·X
     apply_feed_forward                two linear modules with GELU between them
     widened                           other products, in float32 where the processor has nothing better
-    attention, arranged               attention over few keys, and the memory layout of keys and values for it
-    attention_with_neighbours         attention over few keys and a sliding window of tokens
+    attention, arranged               attention over few keys and a sliding window of tokens; the memory layout for it
     window_means                      means of the tokens in windows
     runs_in_blocks                    whether inference runs block by block over tokens
     blocks, block_tokens              the blocks and their size
@@ -17,9 +16,8 @@ uses the plain operations, and so does code within `plain()`.
 Axes as in `slots`.
 """
 
-from linformer_kit.operator.kernels.conditions import plain
-from linformer_kit.operator.kernels.neighbours import attention_with_neighbours
-from linformer_kit.operator.kernels.processor import Processor, has_onednn
+from linformer_kit.operator.conditions import plain
+from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, runs_in_blocks
@@ -31,11 +29,9 @@ __all__ = [
     "apply_linear",
     "arranged",
     "attention",
-    "attention_with_neighbours",
     "block_tokens",
     "blocks",
     "compress",
-    "has_onednn",
     "linear",
     "plain",
     "runs_in_blocks",

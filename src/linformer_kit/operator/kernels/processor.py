@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from linformer_kit.operator.private import formats_of_onednn
+
 # The capabilities, as torch names them, with which products in a number format are fast: on x86, then on ARM.
 _INSTRUCTIONS = {
     torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
@@ -39,7 +41,7 @@ class Processor(NamedTuple):
             vectors=torch.backends.cpu.get_cpu_capability(),
             is_intel=_is_intel(),
             has_mkl=torch.backends.mkl.is_available(),
-            onednn=_formats_of_onednn(),
+            onednn=formats_of_onednn(),
         )
 
     def has_instructions(self, dtype: torch.dtype) -> bool:
@@ -80,20 +82,6 @@ class Processor(NamedTuple):
     def onednn_is_faster(self) -> bool:
         """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
         return self.vectors == "AVX512" and self.has_mkl and torch.float32 in self.onednn and not self.is_intel
-
-
-def has_onednn() -> bool:
-    """Whether torch was built with oneDNN and its operator can be called directly."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _formats_of_onednn() -> frozenset[torch.dtype]:
-    if not has_onednn():
-        return frozenset()
-    known = torch.ops.mkldnn
-    supported = {torch.float32: True, torch.bfloat16: known._is_mkldnn_bf16_supported()}
-    supported[torch.float16] = known._is_mkldnn_fp16_supported()
-    return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
 
 
 def _is_intel() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.hooks import is_replaced
-from linformer_kit.operator.kernels.conditions import (
-    in_float32,
+from linformer_kit.operator.conditions import (
     is_ordinary,
+    is_replaced,
     must_be_plain,
     needs_gradient,
-    widens,
 )
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.tokens import blocks
+from linformer_kit.operator.private import onednn_linear
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 _WIDE_TOKENS = 4096  # tokens that are in float32 at one time
@@ -43,7 +42,7 @@ def linear(
         return (_Linear.apply if wide or inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
     if wide:
         return linear(*in_float32(inputs, weight, bias)).to(inputs.dtype)
-    return _onednn_linear(inputs, weight, bias)
+    return onednn_linear(inputs, weight, bias)
 
 
 def linear_gelu(
@@ -58,7 +57,7 @@ def linear_gelu(
         return linear_gelu(*in_float32(inputs, weight, bias)).to(inputs.dtype)
     if not _suits_onednn(inputs, weight, bias):
         return F.gelu(linear(inputs, weight, bias))
-    return _onednn_linear(inputs, weight, bias, "gelu", "none")
+    return onednn_linear(inputs, weight, bias, gelu=True)
 
 
 def apply_linear(
@@ -84,9 +83,21 @@ def apply_feed_forward(
     if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
-    if _must_keep_output(second, hidden):
-        return apply_linear(second, F.gelu(hidden))
-    return _GeluLinear.apply(hidden, second.weight, second.bias)
+    activated = F.gelu(hidden)
+    if must_be_plain() or not activated.is_contiguous():
+        return apply_linear(second, activated)
+    memory = activated.data_ptr()
+
+    def forget(tensor: Tensor) -> Any:
+        """Keep only the layout of the output of GELU, as it is or flattened."""
+        is_activated = tensor.data_ptr() == memory and tensor.numel() == hidden.numel() > 0
+        return (tensor.shape, tensor.stride()) if is_activated else tensor
+
+    def compute_again(kept: Any) -> Tensor:
+        return kept if isinstance(kept, Tensor) else F.gelu(hidden).as_strided(*kept)
+
+    with torch.autograd.graph.saved_tensors_hooks(forget, compute_again):
+        return apply_linear(second, activated)
 
 
 def compress(
@@ -123,48 +134,24 @@ def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -
     return function(*in_float32(*tensors), **options).to(tensors[0].dtype)
 
 
-def _must_keep_output(second: nn.Module, hidden: Tensor) -> bool:
-    """Whether `_GeluLinear` cannot take the place of GELU and this module."""
-    if must_be_plain() or type(second) is not nn.Linear or is_replaced(second):
-        return True
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else second.weight.dtype
-    return hidden.dtype != dtype or not all(map(is_ordinary, (hidden, *second.parameters())))
+def widens(*tensors: Tensor | None) -> bool:
+    """Whether products of these tensors are computed in float32: the processor lacks instructions for their format.
+
+    There torch computes products in this format with one core and without vectors, or oneDNN emulates them; both take
+    longer than float32 with its conversions (docs/speed.md), and round more often.
+    """
+    if must_be_plain() or torch.is_autocast_enabled("cpu"):  # first: the processor cannot be asked in a trace
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    dtype = given[0].dtype
+    return not Processor.here().has_instructions(dtype) and all(
+        tensor.dtype == dtype and is_ordinary(tensor) for tensor in given
+    )
 
 
-class _GeluLinear(torch.autograd.Function):
-    """GELU(X)·Wᵀ + b that keeps X and not GELU(X); gradients of gradients are those of the plain operations."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias)
-        return linear(F.gelu(hidden), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias = ctx.saved_tensors
-        of_hidden, of_weight, of_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # create_graph
-            # Views, because a weight may be computed from the other tensors.
-            given: list[Any] = [None if part is None else part.view_as(part) for part in ctx.saved_tensors]
-            tensors = [part for part, is_needed in zip(given, ctx.needs_input_grad, strict=True) if is_needed]
-            hidden, weight, bias = given
-            bias = None if bias is None else bias.to(grad.dtype)
-            product = F.linear(F.gelu(hidden), weight.to(grad.dtype), bias)
-            found = iter(torch.autograd.grad(product, tensors, grad, create_graph=True))
-            return tuple(next(found) if is_needed else None for is_needed in ctx.needs_input_grad)
-        rows = grad.reshape(-1, grad.shape[-1])
-        weight_gradient = hidden_gradient = None
-        if of_weight:
-            activated = F.gelu(hidden).reshape(-1, hidden.shape[-1])
-            weight_gradient = linear(rows.T, activated.T).to(weight.dtype)
-            del activated  # before the next tensor of its size
-        if of_hidden:
-            of_activated = linear(grad, weight.to(grad.dtype).T)
-            if is_ordinary(of_activated) and not must_be_plain():  # its memory serves the result
-                hidden_gradient = torch.ops.aten.gelu_backward.grad_input(of_activated, hidden, grad_input=of_activated)
-            else:
-                hidden_gradient = torch.ops.aten.gelu_backward(of_activated, hidden)
-        return hidden_gradient, weight_gradient, rows.sum(dim=0).to(weight.dtype) if of_bias else None
+def in_float32(*tensors: Tensor | None) -> Iterator[Any]:
+    """The tensors in float32; None stays None."""
+    return (None if tensor is None else tensor.float() for tensor in tensors)
 
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -184,12 +171,6 @@ def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         and not torch.is_autocast_enabled("cpu")
         and bool(torch.backends.mkldnn.enabled)
     )
-
-
-def _onednn_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", algorithm: str = ""
-) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, activation, [], algorithm)
 
 
 class _Linear(torch.autograd.Function):

@@ -1,28 +1,38 @@
-"""Attention over few keys: two batched products with a softmax between them, over blocks that fit in the cache."""
+"""Attention over few columns: the slots, and the neighbours of each query, part by part of the rows.
+
+A part is one call of torch's attention, or two batched products with a softmax between them. With a sliding window its
+rows are cut into blocks, whose columns are the slots and all tokens that any of the block's rows sees. In training each
+part is computed again in the backward pass, so that no P̄ is kept. Few large calls, because each operation waits for
+the slowest core, which costs most where other processes use the cores too.
+
+Products gain a quarter of a layer on AVX-512 with bfloat16, where flash attention does without the instructions; parts
+with neighbours gain up to 1.4 times on AVX2 in float32 (docs/speed.md). The plain operations are
+`F.scaled_dot_product_attention` and `neighbours.Blocks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-from linformer_kit.operator.kernels.conditions import (
-    in_float32,
-    is_ordinary,
-    must_be_plain,
-    needs_gradient,
-    widens,
-)
+from linformer_kit.operator.conditions import is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.tokens import blocks
+from linformer_kit.operator.kernels.products import widened, widens
+from linformer_kit.operator.neighbours import Blocks, Neighbours
 from linformer_kit.operator.padding import of_samples
 
-_SCORES = 3 << 20  # elements of a block of the context mapping
+_SCORES = 3 << 20  # elements of P̄ of one part by products
+_COLUMNS = 6 << 20  # elements of the keys of one part by flash attention; larger tensors get new memory each time
+_ROWS = 128  # of a block of queries with neighbours; all of them are multiplied with rows + w - 1 tokens
+_MOST_ROWS = 512  # with wide windows
+_ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
 
 
 def attention(
@@ -30,61 +40,178 @@ def attention(
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys head_dim"],
     mask: Bool[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
+    neighbours: Neighbours | None = None,
     *,
     dropout: float = 0.0,
     few_keys: bool = True,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
-    """softmax(Q·Kᵀ/√d)·V, without the whole query_len × keys matrix in memory.
+    """softmax(Q·Kᵀ/√d)·V in one softmax with the neighbours, without the whole query_len × keys matrix in memory.
 
-    In bfloat16, batched products over blocks of queries may be faster on CPUs than torch's flash attention
-    (`Processor.attends_in_blocks`). There are few slots, so all scores of a block fit in the cache. They are rounded to
-    bfloat16 before the softmax, as in eager attention; flash attention keeps them in float32. In a format that the
-    processor has no instructions for, computes in float32 and rounds once.
+    By products, scores are rounded to bfloat16 before the softmax, as in eager attention; flash attention keeps them
+    in float32. In a format that the processor has no instructions for, computes in float32 and rounds once.
 
     Args:
-        query: Queries.
-        key: Keys; fastest in the layout of `arranged`.
-        value: Values, likewise.
-        mask: True where a key may be attended to; at least one key in each sequence.
+        query: Queries, in the order of the neighbours.
+        key: Keys of the slots; fastest in the layout of `arranged`.
+        value: Values of the slots, likewise.
+        mask: True where a slot may be attended to; at least one slot in each sequence.
+        neighbours: Keys and values of the tokens that queries see besides.
         dropout: Dropout on the weights.
-        few_keys: Whether to use batched products where they are faster for few keys; otherwise flash attention.
+        few_keys: Whether products may be used without neighbours; otherwise flash attention.
     """
-    if widens(query, key, value):
-        dtype = query.dtype
-        query, key, value = in_float32(query, key, value)
-        return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
-    if not (few_keys and 0 <= dropout < 1 and _attends_in_blocks(query, key, value, dropout)):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    drop = Dropout.of(dropout) if dropout else None
-    if needs_gradient(query, key, value):
-        return _BlockAttention.apply(query, key, value, mask, drop)
-    return _block_attention(query, key, value, mask, drop)
+    tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
+    runs_in_parts = _runs_on_cpu(tensors) and 0 <= dropout < 1
+    if neighbours is not None and not runs_in_parts:
+        plain = Blocks.of(query, neighbours)
+        of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
+        return plain.product(of_slots, of_seen, value)
+    by_products = runs_in_parts and few_keys and _prefers_products(query, key, neighbours, dropout)
+    if neighbours is None and not by_products:
+        return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
+
+    samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
+    attend = functools.partial(_attend, by_products=by_products)
+    if needs_gradient(*tensors):
+        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+    seeds = itertools.count(int(torch.randint(1 << 62, (), device="cpu")) if dropout else 0)
+    contexts = []
+    # Split, not sliced: in the backward pass each slice becomes a tensor of the whole size.
+    for group, (queries, keys, values, *tokens) in enumerate(
+        zip(*(each.split(samples) for each in tensors), strict=True)
+    ):
+        here = slice(group * samples, (group + 1) * samples)
+        near = neighbours and neighbours.of_samples(here)._replace(key=tokens[0], value=tokens[1])
+        of_group = []
+        for part, of_part in enumerate(queries.split(rows, dim=2)):
+            seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
+            drop = _Dropout(dropout, next(seeds)) if dropout else None
+            of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen, drop))
+        contexts.append(torch.cat(of_group, dim=1))
+    return torch.cat(contexts).transpose(1, 2)
 
 
 def arranged(
     key: Float[Tensor, "batch heads keys head_dim"], value: Float[Tensor, "batch heads keys head_dim"]
 ) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
     """Copy keys and values to the memory layout that is fastest for repeated calls of `attention`."""
-    if _attends_in_blocks(key, key, value):
+    if _runs_on_cpu([key, value]) and _prefers_products(key, key, None, 0.0):
         return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
     return key.contiguous(), value.contiguous()
 
 
-def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> bool:
+def _runs_on_cpu(tensors: Sequence[Tensor]) -> bool:
+    dtype = tensors[0].dtype
     return (
         not must_be_plain()
-        and query.dtype == key.dtype == value.dtype == torch.bfloat16
-        and all(map(is_ordinary, (query, key, value)))
-        and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16)
-        and bool(torch.backends.mkldnn.enabled)
-        and Processor.here().attends_in_blocks(
-            query.shape[-2], key.shape[-2], dropout=dropout, gradient=needs_gradient(query, key, value)
-        )
+        and all(is_ordinary(tensor) and tensor.dtype == dtype for tensor in tensors)
+        and (not torch.is_autocast_enabled("cpu") or dtype == torch.get_autocast_dtype("cpu"))
     )
 
 
-class Dropout:
-    """Dropout masks block by block, reproducible from a seed.
+def _prefers_products(query: Tensor, key: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
+    """Whether batched products are faster than flash attention."""
+    here, is_bfloat16 = Processor.here(), query.dtype == torch.bfloat16
+    if neighbours is not None:
+        return dropout > 0 or (is_bfloat16 and here.bfloat16_in_blocks)
+    return (
+        is_bfloat16
+        and bool(torch.backends.mkldnn.enabled)
+        and here.attends_in_blocks(query.shape[2], key.shape[2], dropout=dropout, gradient=needs_gradient(query, key))
+    )
+
+
+def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
+    """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
+    _, heads, length, head_dim = query.shape
+    block_rows, columns = (1, slots) if neighbours is None else _block_size(length, slots, neighbours.window)
+    most = _SCORES // (heads * columns) if by_products else _COLUMNS * block_rows // (heads * head_dim * columns)
+    parts = -(-length // max(block_rows, most))
+    rows = -(-length // max(1, parts) // block_rows) * block_rows
+    return max(1, most // max(1, length)), max(1, rows)
+
+
+def _block_size(length: int, slots: int, window: int) -> tuple[int, int]:
+    """The number of rows of a block, and of its columns."""
+    rows = max(1, min(length, max(_ROWS, min(window, _MOST_ROWS))))
+    return rows, -(-(slots + rows + window - 1) // _ALIGNED) * _ALIGNED
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    neighbours: Neighbours | None,
+    drop: _Dropout | None,
+    *,
+    by_products: bool,
+) -> Tensor:
+    """The context of a part, `[samples, rows, heads, head_dim]`."""
+    if neighbours is None:
+        return _products(query, key, value, mask, drop).transpose(1, 2)
+    return _with_neighbours(query, key, value, mask, neighbours, by_products, drop)
+
+
+def _with_neighbours(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    neighbours: Neighbours,
+    by_products: bool,
+    drop: _Dropout | None,
+) -> Tensor:
+    """The context of rows over the slots and the tokens that they see: one row of columns for each block of rows."""
+    given, slots = query.dtype, key.shape[2]
+    dtype = torch.float32 if widens(query) else given
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
+    rows, columns = _block_size(query.shape[2], slots, neighbours.window)
+    near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
+    keys, values = _columns(key, near.key), _columns(value, near.value)
+    bias = near.bias(mask, slots, dtype if by_products else torch.promote_types(dtype, torch.float32))
+    bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
+    queries = _blocks_first(near.query)
+    if by_products:
+        context = _products(queries, keys, values, None, drop, bias)
+    else:
+        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
+    return context[:, : near.length].to(given)
+
+
+def _columns(slots: Tensor, tokens: Tensor) -> Tensor:
+    """The slots, and the tokens of each block, `[samples · blocks, heads, columns, head_dim]`."""
+    of_blocks = tokens.permute(0, 2, 3, 1, 4)
+    shared = slots.transpose(1, 2)[:, None].expand(-1, of_blocks.shape[1], -1, -1, -1)
+    return torch.cat([shared, of_blocks], dim=2).flatten(0, 1).transpose(1, 2)
+
+
+def _blocks_first(of_blocks: Tensor) -> Tensor:
+    """From `[samples, heads, blocks, …]` to `[samples · blocks, heads, …]`."""
+    return of_blocks.transpose(1, 2).flatten(0, 1)
+
+
+def _products(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    drop: _Dropout | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention as two products with a softmax between them."""
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
+    if bias is not None:
+        scores.add_(bias)
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(dim=-1)
+    return weights @ value if drop is None else drop(weights) @ value * drop.scale
+
+
+class _Dropout:
+    """Dropout with a mask that is a function of a seed, without the factor 1/(1 - p).
 
     torch draws a number for every weight, on one core. Here one 64-bit number is used for four weights, so the
     probability is a multiple of 2⁻¹⁶.
@@ -94,93 +221,9 @@ class Dropout:
         self.dropped = min(round(probability * 2**16), 2**16 - 1)
         self.scale = 2**16 / (2**16 - self.dropped)
         self.seed = seed
-        self.generator = torch.Generator("cpu")
 
-    @classmethod
-    def of(cls, probability: float) -> Dropout:
-        """With a seed drawn from the default generator."""
-        return cls(probability, int(torch.randint(1 << 62, (), device="cpu")))
-
-    def start(self) -> None:
-        """Restart at the first block."""
-        self.generator.manual_seed(self.seed)
-
-    def next(self, weights: Tensor) -> Tensor:
-        """The mask of the next block, True for weights to drop."""
+    def __call__(self, weights: Tensor) -> Tensor:
+        generator = torch.Generator("cpu").manual_seed(self.seed)
         words = torch.empty(-(-weights.numel() // 4), dtype=torch.int64, device="cpu")
-        numbers = words.random_(-(2**63), None, generator=self.generator).view(torch.int16)
-        return (numbers[: weights.numel()] < self.dropped - 2**15).view(weights.shape)
-
-
-def _block_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: Dropout | None = None
-) -> Tensor:
-    """The context, `[batch, heads, query_len, head_dim]`; in memory, positions come before heads."""
-    batch, heads, length, _ = query.shape
-    context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-    key, value = key.transpose(2, 3).contiguous(), value.contiguous()
-    if drop:
-        drop.start()
-    for samples, rows in _score_blocks(query, key.shape[-1]):
-        weights = _block_weights(query[samples, :, rows], key[samples], of_samples(mask, samples))
-        if drop:
-            weights.masked_fill_(drop.next(weights), 0.0)
-        context[samples, :, rows] = torch.bmm(weights, value[samples].flatten(0, 1)).unflatten(0, (-1, heads))
-    return context.mul_(drop.scale) if drop else context
-
-
-class _BlockAttention(torch.autograd.Function):
-    """`_block_attention` with gradients; weights and dropout masks are recomputed in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: Dropout | None
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value, mask)
-        ctx.drop = drop
-        if drop is None and Processor.here().flash_in_bfloat16:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return _block_attention(query, key, value, mask, drop)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, mask = ctx.saved_tensors
-        heads, scale, drop = query.shape[1], query.shape[-1] ** -0.5, ctx.drop
-        of_query = torch.empty_like(query)
-        # Sum over blocks in full precision.
-        full = torch.promote_types(query.dtype, torch.float32)
-        of_key, of_value = (torch.zeros_like(part, dtype=full) for part in (key, value))
-        key_rows, key_columns = (key * scale).contiguous(), key.transpose(2, 3).contiguous()
-        value_columns = value.transpose(2, 3).contiguous()
-        if drop:
-            drop.start()
-            grad = grad * drop.scale
-        for samples, rows in _score_blocks(query, key.shape[2]):
-            queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
-            weights = _block_weights(queries, key_columns[samples], of_samples(mask, samples))
-            of_weights = torch.bmm(grads, value_columns[samples].flatten(0, 1))
-            kept = weights
-            if drop:
-                dropped = drop.next(weights)
-                kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
-            of_value[samples] += torch.bmm(kept.transpose(1, 2), grads).unflatten(0, (-1, heads))
-            of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            of_query[samples, :, rows] = torch.bmm(of_scores, key_rows[samples].flatten(0, 1)).unflatten(0, (-1, heads))
-            of_key[samples] += torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1)).unflatten(0, (-1, heads))
-        return of_query, (of_key * scale).to(key.dtype), of_value.to(value.dtype), None, None
-
-
-def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
-    batch, heads, length, _ = query.shape
-    return blocks(batch, length, max(1, _SCORES // max(1, heads * keys)))
-
-
-def _block_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """The context mapping of a block, `[samples · heads, rows, keys]`; key is `[samples, heads, head_dim, keys]`."""
-    samples, heads, rows, head_dim = query.shape
-    weights = query.new_empty(samples * heads, rows, key.shape[-1])
-    weights.baddbmm_(query.flatten(0, 1), key.flatten(0, 1), beta=0, alpha=head_dim**-0.5)
-    if mask is not None:
-        weights.unflatten(0, (samples, heads)).masked_fill_(~mask, -torch.inf)
-    return torch.softmax(weights, -1, out=weights)
+        numbers = words.random_(-(2**63), None, generator=generator).view(torch.int16)
+        return weights.masked_fill((numbers[: weights.numel()] < self.dropped - 2**15).view(weights.shape), 0.0)

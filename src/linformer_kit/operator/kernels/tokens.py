@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from linformer_kit.operator.hooks import may_need_whole
-from linformer_kit.operator.kernels.conditions import must_be_plain
+from linformer_kit.operator.conditions import may_need_whole, must_be_plain
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
 _LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often

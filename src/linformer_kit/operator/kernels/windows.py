@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient
+from linformer_kit.operator.conditions import is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.kernels.products import widened
 from linformer_kit.operator.padding import take_positions
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
+from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.neighbours import Exchange
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
-from linformer_kit.operator.values import is_exporting
 
 SHARINGS = get_args(Sharing)
 BIAS_ORDERS = get_args(BiasOrder)

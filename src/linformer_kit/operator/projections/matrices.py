@@ -14,12 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
 from linformer_kit.operator.projections.starts import STARTS, check_start
 from linformer_kit.operator.slots import merge_heads
-from linformer_kit.operator.values import is_exporting
 
 
 class MatrixProjection(SequenceProjection):
@@ -52,9 +52,11 @@ class MatrixProjection(SequenceProjection):
                 key_matrix = self._stretched(key_matrix, lengths, seq_len)
                 value_matrix = key_matrix if tied else self._stretched(value_matrix, lengths, seq_len)
             lengths = None
-        elif key_matrix.shape[-1] != seq_len or is_exporting():
-            key_matrix = _first_columns(key_matrix, seq_len)
-            value_matrix = key_matrix if tied else _first_columns(value_matrix, seq_len)
+        elif is_exporting():  # a slice would make the full length a special case
+            columns = torch.arange(seq_len, device=key.device)
+            key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
+        else:
+            key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
         parts = [self._product(key_matrix, key)]
         if sums:
             parts.append(_row_sums(key_matrix, lengths))
@@ -78,7 +80,7 @@ class MatrixProjection(SequenceProjection):
         """E resampled to the length of the texts; one matrix per sequence if the lengths may differ."""
         if lengths is not None:
             return stretch_to_lengths(matrix, lengths, seq_len)
-        return matrix if seq_len == self.seq_len else stretch_matrix(matrix, seq_len)
+        return stretch_matrix(matrix, seq_len)
 
     def _spread(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
         """Spread all texts over n positions, the number of columns of E."""
@@ -168,12 +170,6 @@ class RandomProjection(MatrixProjection):
     def _resize(self, seq_len: int, mode: str) -> None:
         new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
-
-
-def _first_columns(matrix: Tensor, length: int) -> Tensor:
-    if is_exporting():  # a slice would make the full length a special case
-        return matrix.index_select(-1, torch.arange(length, device=matrix.device))
-    return matrix[..., :length]
 
 
 def _spreads_tokens(matrix: Tensor, tokens: Tensor, lengths: Tensor | None) -> bool:

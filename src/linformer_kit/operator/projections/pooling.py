@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, Piece
 from linformer_kit.operator.projections.windows import WindowProjection, Windows
 from linformer_kit.operator.slots import merge_heads
-from linformer_kit.operator.values import is_exporting
 
 
 class MeanPoolProjection(WindowProjection):

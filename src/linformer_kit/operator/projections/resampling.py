@@ -19,10 +19,9 @@ def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[
     Each row is treated as a step function over n equal parts of the text, and integrated over m equal parts instead:
     column j of the result is the integral over [j·n/m, (j+1)·n/m).
     """
-    integral = _integral(matrix)
-    whole, part = _edges(integral, torch.full((1, 1), width, device=matrix.device), width)
-    low, high = (integral[..., columns[0]] for columns in (whole, (whole + 1).clamp(max=matrix.shape[-1])))
-    return torch.lerp(low, high, part[0].expand_as(low)).diff(dim=-1).to(matrix.dtype)
+    if width == matrix.shape[-1]:
+        return matrix
+    return stretch_to_lengths(matrix, torch.full((1,), width, device=matrix.device), width)[0]
 
 
 def stretch_to_lengths(
@@ -32,27 +31,16 @@ def stretch_to_lengths(
 
     A sequence without tokens counts as one with a single token.
     """
-    integral = _integral(matrix)
-    whole, part = _edges(integral, lengths.clamp(min=1)[:, None], width)
+    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no float64
+    integral = F.pad(exact.cumsum(dim=-1), (1, 0))  # at the n + 1 edges of columns; differences of long sums follow
+    count = lengths.clamp(min=1)[:, None]
+    edges = torch.minimum(torch.arange(width + 1, device=matrix.device), count) * matrix.shape[-1]
+    whole, part = edges // count, (edges % count).to(exact.dtype) / count
     # Positions first: for many sequences it is faster to gather (and in the backward pass to add) whole columns.
     columns = integral.movedim(-1, 0).contiguous()
     low, high = columns[whole], columns[(whole + 1).clamp(max=matrix.shape[-1])]
     sums = torch.lerp(low, high, part.view(*part.shape, *[1] * (matrix.dim() - 1)).expand_as(low))
     return sums.diff(dim=1).to(matrix.dtype).movedim(1, -1)
-
-
-def _integral(matrix: Float[Tensor, "*rows seq_len"]) -> Float[Tensor, "*rows edges"]:
-    """Cumulative sum of each row at its n+1 edges; in float64, because differences of long sums follow."""
-    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no float64
-    return F.pad(exact.cumsum(dim=-1), (1, 0))
-
-
-def _edges(
-    integral: Float[Tensor, "*rows edges"], lengths: Int[Tensor, "batch 1"], width: int
-) -> tuple[Int[Tensor, "batch new_edges"], Float[Tensor, "batch new_edges"]]:
-    """Positions of the new columns' edges among the old ones: the preceding old edge, and the fraction after it."""
-    edges = torch.minimum(torch.arange(width + 1, device=integral.device), lengths) * (integral.shape[-1] - 1)
-    return edges // lengths, (edges % lengths).to(integral.dtype) / lengths
 
 
 def stretch_tokens(

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
+from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import SequenceProjection
-from linformer_kit.operator.values import is_exporting
 
 
 class Windows(NamedTuple):

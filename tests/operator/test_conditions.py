@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
     linearize,
+    operator,
 )
 from linformer_kit.operator.projections import SHORTER_INPUTS
 from tests.conftest import KINDS, SIZES, fields, randomise, tokens, values_of
@@ -98,3 +101,10 @@ def test_prompt_tuning_with_peft(config, kind, task):
     prompted.train()(input_ids=ids, attention_mask=mask)[0][rows].square().sum().backward()
     gradients = [p.grad for name, p in prompted.named_parameters() if "prompt_encoder" in name and p.requires_grad]
     assert gradients and any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+
+def test_private_names_of_torch_are_in_one_file():
+    """So that a new torch is checked in one place."""
+    private = re.compile(r"\btorch\._|\bops\.mkldnn|\bforward_ad\._|\._has_any_global_hook|import _")
+    found = [path.name for path in Path(operator.__path__[0]).rglob("*.py") if private.search(path.read_text())]
+    assert found == ["private.py"]

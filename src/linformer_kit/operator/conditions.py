@@ -1,0 +1,106 @@
+"""What may be asked of tensors, modules and the running code before a value is read or a faster way is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from linformer_cli.errors import InputError
+from linformer_kit.operator import private
+
+_PLAIN = contextvars.ContextVar("plain", default=False)
+_KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Disable the optimised kernels and use plain operations only: to compare results, or to debug.
+
+    Applies to the current thread. With activation checkpointing, run the backward pass inside this context too.
+    """
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+def must_be_plain() -> bool:
+    """Whether `plain` is active, or the code is being traced, compiled or transformed (`torch.func`)."""
+    return is_transformed() or private.forward_mode_is_active() or _PLAIN.get()
+
+
+def is_exporting() -> bool:
+    """Whether code is being exported or traced: then the program must not depend on the lengths of the example."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def is_transformed() -> bool:
+    """Whether code is being compiled, exported, traced or transformed (`torch.func`)."""
+    return (
+        torch.compiler.is_compiling()  # or exporting
+        or torch.jit.is_tracing()
+        or private.functorch_is_active()
+        or private.make_fx_is_active()
+    )
+
+
+def refuse_old_exporter() -> None:
+    """Reject ONNX files made by tracing, which fail or differ for other lengths than that of the example.
+
+    Raises:
+        InputError: under `torch.onnx.export(..., dynamo=False)`.
+    """
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise InputError("torch.onnx.export: expected dynamo=True, or the command `linformer export`, got dynamo=False")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether code may depend on the values of a tensor: not in a transformation, nor for tensors without values.
+
+    On an accelerator, reading values waits for all queued work.
+    """
+    if is_transformed() or private.is_fake(tensor):
+        return False
+    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def values_are_cheap(tensor: Tensor) -> bool:
+    """Whether values may be read and are in CPU memory, so that a check of them costs almost nothing."""
+    return tensor.device.type == "cpu" and not private.is_fake(tensor) and not is_transformed()
+
+
+def require_in_trace(condition: Tensor, message: str) -> None:
+    """Check a condition when compiled code runs, with a RuntimeError if it fails; outside compilation do nothing."""
+    if torch.compiler.is_compiling() and not private.functorch_is_active():
+        private.assert_when_run(condition, message)
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor is a plain CPU tensor: no subclass, no functorch batch."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+    return is_plain and not private.is_batch_of_gradients(tensor)
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a gradient for any of them is to be computed."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has its own hooks, or a `forward` that replaces that of its class."""
+    return private.has_hooks(module) or "forward" in module.__dict__
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a module must be called so that hooks or a replaced `forward` run; global hooks count too."""
+    return has_hooks(module) or private.has_global_hooks()
+
+
+def may_need_whole(module: nn.Module) -> bool:
+    """Whether a module may keep its input or mix tokens: it has hooks, or a class from outside the known packages."""
+    return is_replaced(module) or not type(module).__module__.startswith(_KNOWN)
