@@ -255,20 +255,6 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
     assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
 
 
-@pytest.mark.unchecked
-@pytest.mark.e2e
-def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
-    """An additive mask would be interpreted the wrong way round."""
-    model, ids = LinformerModel(config()).eval(), tokens(2, 31)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    mask = torch.ones(2, 31)
-    mask[0, 20:] = 0
-    torch.testing.assert_close(compiled(ids, mask), model(ids, mask.long()))
-    with pytest.raises(RuntimeError, match="attention_mask: expected 1 on real tokens and 0 on padding"):
-        compiled(ids, (1 - mask) * -1e4)
-
-
 IDS = torch.full((2, 31), 5)
 
 
@@ -277,9 +263,8 @@ IDS = torch.full((2, 31), 5)
     [
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
-        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
+        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding, got [2, 31] of torch.float32"),
         ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
-        ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
 )  # fmt: skip
 @pytest.mark.unchecked

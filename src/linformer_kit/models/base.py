@@ -33,11 +33,13 @@ class LinearModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
         """As in transformers, with a README.md if the folder has none."""
-        if arguments[0] if arguments else named.get("is_main_process", True):
+        if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, *arguments, **named)
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""

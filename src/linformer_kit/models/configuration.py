@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import logging
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers.activations import ACT2FN
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings
+from linformer_cli.settings.declare import settings
 from linformer_kit.operator.projections import PROJECTIONS, largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
 
@@ -67,10 +67,10 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     pooler: bool = False
     trained_columns: dict[str, Any] | None = None
 
-    def __post_init__(self, *, _from_file: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
         _refuse_unknown(kwargs)
         _check_fields(self)
-        super().__post_init__(**kwargs, **(_from_file or {}))
+        super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -81,38 +81,19 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
                 misspelt field.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
-        unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
-        if unknown:
-            warn_of_unknown(frozenset(unknown))
+        unknown = config_dict.keys() - fields - _TRANSFORMERS_FIELDS
         known = {name: value for name, value in config_dict.items() if name not in unknown}
-        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # must not replace methods
         returns_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_dict(
-            {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
-        )
+        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
         _check_fields(config)  # again, since the keywords are set one by one
         # Callers may pass keywords for tokenizers and models; only a near match of a field is treated as misspelt.
         _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        if unknown:
+            warn_of_unknown(frozenset(unknown))
+        for name in unknown:
+            if not hasattr(cls, name):  # must not replace methods
+                setattr(config, name, config_dict[name])
         return (config, unused) if returns_unused else config
-
-    @classmethod
-    def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
-        """As in transformers, except that unknown keywords raise an error instead of being ignored.
-
-        Raises:
-            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` is true.
-        """
-        returns_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_pretrained(*arguments, return_unused_kwargs=True, **kwargs)
-        if returns_unused:
-            return config, unused
-        _refuse_unknown(unused)
-        return config
-
-    @classmethod
-    def from_json_file(cls, json_file: str | os.PathLike[str]) -> Any:
-        """As in transformers, through `from_dict`."""
-        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def projected_dim_of(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
@@ -143,24 +124,23 @@ def warn_of_unknown(names: frozenset[str]) -> None:
     logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
 
+@functools.partial(settings, strict=True)
+class _Fields(ModelSettings):
+    """The fields without conversion: "8" and True are no numbers."""
+
+
 def _check_fields(config: LinformerConfig) -> None:
-    """Check fields by the limits in `ModelSettings`, which also converts values such as "12", then contradictions."""
-    checked = ModelSettings(**{name: getattr(config, name) for name in _FIELDS})
-    for name, value in vars(checked).items():
+    """Check fields by the limits in `ModelSettings`, then contradictions."""
+    for name, value in vars(_Fields(**{name: getattr(config, name) for name in _FIELDS})).items():
         setattr(config, name, value)
+    labels = config.id2label
+    _require(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)
     _require(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
     _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        known = f"a token id under vocab_size {config.vocab_size}"
-        _require((getattr(config, name) or 0) < config.vocab_size, name, known, getattr(config, name))
-    _require(
-        config.hidden_size % config.num_attention_heads == 0,
-        "num_attention_heads",
-        f"a divisor of hidden_size {config.hidden_size}",
-        config.num_attention_heads,
-    )
+    heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
+    _require(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
 

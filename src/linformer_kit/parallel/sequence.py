@@ -23,14 +23,13 @@ import torch.distributed as dist
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
 from linformer_kit.models.heads import (
-    LinformerClassificationHead,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
@@ -123,8 +122,6 @@ class SequenceParallel:
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
         check_mask(mask, shape)
-        if mask.is_floating_point():  # a piece of it could be mistaken for a mask that is added to scores
-            mask = whole["attention_mask"] = mask != 0
         order = real_tokens_first(mask == 0)
         return {
             name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor
@@ -234,12 +231,11 @@ class SequenceParallel:
         for module in self.model.modules():
             if isinstance(module, SequenceProjection):
                 module.piece = piece
-            if isinstance(module, LinformerClassificationHead):
-                module.register_forward_pre_hook(
-                    lambda _, arguments: (self._of_first(first_token(*arguments))[:, None], None)
-                )
+            if isinstance(module, RobertaClassificationHead):  # over the first token of each sequence
+                module.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0][:, 0])[:, None])
             if isinstance(module, LocalConvolution) and module.weight.shape[1] > 1:
                 module.register_forward_pre_hook(self._with_neighbours)
+                module.register_forward_hook(self._without_neighbours)
 
     def _of_first(self, hidden: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch embed"]:
         """Broadcast the first process's tensor, since it has the first token."""
@@ -249,11 +245,13 @@ class SequenceParallel:
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""
-        hidden, lengths = arguments
-        reach, length = module.weight.shape[1] // 2, hidden.shape[1]
-        hidden = zero_padding(hidden, lengths)
+        reach, hidden = module.weight.shape[1] // 2, zero_padding(*arguments)
         (before,), (after,) = exchange([hidden], reach, reach, group=self.group)
-        return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
+        return torch.cat([before, hidden, after], dim=1), None
+
+    def _without_neighbours(self, module: LocalConvolution, _: Any, convolved: Tensor) -> Tensor:
+        reach = module.weight.shape[1] // 2
+        return convolved[:, reach : convolved.shape[1] - reach]
 
     @torch.no_grad()
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
