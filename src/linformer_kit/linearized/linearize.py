@@ -129,7 +129,7 @@ def linearize(
     if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
-    use = how_to_load(linear, "sentence_transformers", "SentenceTransformer", "SentenceTransformer")
+    use = how_to_load(linear, "sentence_transformers", "SentenceTransformer")
     sentences._model_card_text = card_of(linear, longest, use=use)  # what `save` writes as README.md
     return model
 

@@ -6,7 +6,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +22,21 @@ from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.hooks import is_replaced
 from linformer_kit.operator.padding import put_back, take_positions, zero_padding
-from linformer_kit.operator.projections import FullAttention, SequenceProjection, SharedProjection, build_projection
+from linformer_kit.operator.projections import (
+    FullAttention,
+    SequenceProjection,
+    SharedProjection,
+    build_projection,
+    inside,
+)
 from linformer_kit.operator.slots import Order
-
-Part = TypeVar("Part", bound=nn.Module)
 
 
 class LocalConvolution(nn.Module):
     """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
 
     Not in the paper. `weight` is `[embed, width]`; there is no bias.
-
-    Args:
-        embed_dim: Width of inputs and output.
-        width: w, the kernel size in tokens, an odd number.
+    w is the width of the kernel in tokens, an odd number.
     """
 
     def __init__(self, embed_dim: int, width: int) -> None:
@@ -46,9 +47,6 @@ class LocalConvolution(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise uniformly with variance 1/(3w), as torch's convolutions."""
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, width={self.weight.shape[1]}"
 
     def forward(
         self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None
@@ -161,14 +159,9 @@ class LinformerEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
 
     @property
-    def attentions(self) -> list[ProjectedAttention]:
-        """The attention of each layer."""
-        return [attention for layer in self.layers if (attention := _first(ProjectedAttention, layer)) is not None]
-
-    @property
-    def projections(self) -> list[SequenceProjection | None]:
+    def projections(self) -> list[SequenceProjection]:
         """The projection of each layer: its own, or the shared one."""
-        return [_first(SequenceProjection, self.projection or attention) for attention in self.attentions]
+        return [inside(self.projection or layer) for layer in self.layers]
 
     def forward(
         self,
@@ -231,11 +224,6 @@ def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> 
     """Samples and positions of blocks of tokens, small enough for activations of this width."""
     batch, seq_len = tokens.shape[:2]
     return kernels.blocks(batch, seq_len, kernels.block_tokens(width))
-
-
-def _first(kind: type[Part], module: nn.Module) -> Part | None:
-    """The module itself or the first of this class inside it: adapters and compilation wrap modules."""
-    return next((part for part in module.modules() if isinstance(part, kind)), None)
 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:

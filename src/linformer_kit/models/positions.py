@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -10,11 +10,8 @@ from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
 from linformer_kit.operator.checks import LONGEST
-from linformer_kit.operator.projections import check_resize, is_integer
+from linformer_kit.operator.projections import check_resize
 from linformer_kit.operator.projections.resampling import resize_positions
-
-_TABLE = "position_embeddings"
-_OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers of the same length as the table
 
 
 class Table(NamedTuple):
@@ -33,7 +30,7 @@ def position_tables(model: nn.Module) -> list[Table]:
     """All tables of token positions in a model."""
     tables = []
     for owner in model.modules():
-        embedding = getattr(owner, _TABLE, None)
+        embedding = getattr(owner, "position_embeddings", None)
         if isinstance(embedding, nn.Embedding):
             padding, offset = embedding.padding_idx, getattr(owner, "position_offset", _first(owner, embedding))
             tables.append(Table(owner, embedding, offset if padding is None else padding + 1))
@@ -52,53 +49,31 @@ def longest_input(model: PreTrainedModel) -> int | None:
     return min(tables, default=getattr(model.config, "max_position_embeddings", None))
 
 
-def check_plain_table(model: nn.Module) -> None:
-    """Raise an error for a position table that an adapter wraps: its rows are hidden."""
-    for owner in model.modules():
-        table = getattr(owner, _TABLE, None)
-        if isinstance(getattr(table, "base_layer", None), nn.Embedding):
-            kind = type(table).__name__
-            raise InputError(f"{_TABLE}: expected a plain nn.Embedding, got {kind}; merge adapters first")
-
-
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     """Check that `set_positions` can resize a model."""
-    check_plain_table(model)
     now, kind = longest_input(model), type(model).__name__
-    if not is_integer(seq_len):
-        raise InputError(f"seq_len: expected a number of tokens, got {seq_len!r}")
-    if seq_len > LONGEST:
-        raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
     if now is None:
         raise InputError(f"seq_len: expected none for {kind}, whose inputs have a fixed size, got {seq_len}")
-    if not position_tables(model) and not any("Rotary" in type(module).__name__ for module in model.modules()):
-        raise InputError(f"seq_len: expected none for {kind}, whose positions are not supported, got {seq_len}")
     check_resize(now, seq_len, mode)
+    if seq_len > LONGEST:
+        raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
+    if not position_tables(model) and not any("Rotary" in type(module).__name__ for module in model.modules()):
+        expected = f"none, since {kind} has no plain table of positions (merge adapters first)"
+        raise InputError(f"seq_len: expected {expected}, got {seq_len}")
 
 
 @torch.no_grad()
 def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     """Resize the tables (`position_embeddings`) and the configuration of a model to seq_len tokens, in-place."""
-    now = longest_input(model)
-    assert now is not None
+    more = seq_len - cast(int, longest_input(model))
     for owner, old, unused in position_tables(model):
-        first = _first(owner, old)
-        positions = resize_positions(old.weight[unused:], seq_len, mode)
-        embedding = nn.Embedding.from_pretrained(
-            torch.cat([old.weight[:unused], positions]),
-            freeze=not old.weight.requires_grad,
-            padding_idx=old.padding_idx,
-        )
-        setattr(owner, _TABLE, embedding)
-        for name in _OF_POSITIONS:
+        for name in ("position_ids", "token_type_ids"):  # buffers of the same length as the table
             if name in owner._buffers:
-                _lengthen_buffer(owner, name, seq_len - now, first)
-    model.config.max_position_embeddings += seq_len - now
-
-
-def _lengthen_buffer(owner: nn.Module, name: str, more: int, first: int) -> None:
-    old = getattr(owner, name)
-    length = old.shape[-1] + more
-    new = torch.arange(first, first + length) if name == "position_ids" else torch.zeros(length, dtype=torch.long)
-    persistent = name not in owner._non_persistent_buffers_set
-    owner.register_buffer(name, new.to(old).expand(1, -1), persistent=persistent)
+                buffer = getattr(owner, name)
+                numbers = torch.arange(buffer.shape[-1] + more).to(buffer)[None]
+                setattr(owner, name, numbers + _first(owner, old) if name == "position_ids" else 0 * numbers)
+        positions = resize_positions(old.weight[unused:], seq_len, mode)
+        table = torch.cat([old.weight[:unused], positions])
+        trains = old.weight.requires_grad
+        owner.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not trains, padding_idx=old.padding_idx)
+    model.config.max_position_embeddings += more

@@ -36,7 +36,6 @@ from linformer_kit.models.heads import (
 )
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.models.positions import check_plain_table
 from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
@@ -280,7 +279,11 @@ def _check_model(model: nn.Module, ranks: int) -> None:
     if not isinstance(model, _MODELS):
         names = ", ".join(kind.__name__ for kind in _MODELS)
         raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
-    check_plain_table(model)
+    table = model.base_model.embeddings.position_embeddings
+    if not isinstance(table, nn.Embedding):
+        raise InputError(
+            f"model: expected a plain table of positions, got {type(table).__name__}; merge adapters first"
+        )
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":
