@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_kit.models.card import write_card
 from linformer_kit.models.positions import check_positions, set_positions
@@ -34,12 +35,23 @@ class LinearModel(PreTrainedModel):
             super()._init_weights(module)
 
     def save_pretrained(
-        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        **options: Any,
     ) -> None:
-        """As in transformers, with a README.md if the folder has none."""
+        """As in transformers, with a README.md if the folder has none.
+
+        Raises:
+            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
+        """
+        if state_dict is None and any(projection.piece is not None for projection in self.projections()):
+            expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
+            raise InputError(f"state_dict: expected {expected}, got None")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""
@@ -55,23 +67,21 @@ class LinearModel(PreTrainedModel):
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the maximum sequence length in-place; the configuration is updated.
+        """Change the maximum sequence length in-place, also in the configuration.
+
+        E, F and the positions are replaced by new parameters, so create the optimizer afterwards. `set_projected_dim`
+        is reset. Other models with the same configuration object and the tokenizer's `model_max_length` (or
+        sentence-transformers' `max_seq_length`) stay as they are.
 
         Args:
             seq_len: The new n in tokens.
-            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically: outputs of
-                texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
-                size and their number grows; a random matrix gets new columns.
-                `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
-                longer or shorter; windows grow or shrink. Outputs of texts of the old length change. A dynamic
-                projection does not depend on n, and only positions are resized.
+            mode: `extend` repeats the columns of E and F and the positions periodically: outputs of texts up to the old
+                length are unchanged, bit for bit. Windows of pooling and convolution keep their size and their number
+                grows; a random matrix gets new columns.
+                `interpolate` stretches E and F (keeping their row sums), kernels and positions, to any length; outputs
+                of texts of the old length change.
                 With shorter_input `stretch`, E and F are stretched in either mode; for a multiple of n, this changes
-                texts of up to n by rounding only.
-
-        This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
-        afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
-        `model_max_length` and sentence-transformers' `max_seq_length` are not changed: until you set them, texts are
-        truncated as before.
+                texts of up to n by rounding only. For a dynamic projection only positions are resized.
 
         Raises:
             InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;

@@ -43,20 +43,14 @@ _FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):
-    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`;
-    `linformer pretrain --help` says what each does.
+    """Configuration of a Linformer encoder: the fields of `settings.ModelSettings`, and two more.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
-
-    Two additional fields: with `pooler`, for converted encoders, `LinformerModel` has BERT's pooler, a linear map and
-    tanh over the first token; models with a head have no pooler. `trained_columns` is what `finetune` records of its
-    files in a classifier of any type, so that it stays with the model (`inference.classifier.trained_columns`).
+    `linformer pretrain --help` says what each field does. With `pooler`, for converted encoders, `LinformerModel` has
+    BERT's pooler; models with a head have none. `finetune` records its columns in `trained_columns`.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
-
-    The constructor raises an error for unknown fields. `from_pretrained`, `from_json_file` and `from_dict` keep unknown
-    fields of the file, since a later version or a user may have written them.
 
     Raises:
         InputError: a ValueError with the name of the field, the expected and the given value; for unknown fields too.
@@ -74,11 +68,12 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from the content of a file; unknown fields are kept, with a warning, and saved again.
+        """Build a configuration from the content of a file.
+
+        Unknown fields, of a later version or of the user, are kept and saved again, with a warning.
 
         Raises:
-            InputError: for an invalid value of a field, in the file or among the keywords, and for a keyword that is a
-                misspelt field.
+            InputError: for an invalid value, in the file or among the keywords, and for a misspelt keyword.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = config_dict.keys() - fields - _TRANSFORMERS_FIELDS

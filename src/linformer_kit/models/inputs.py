@@ -54,41 +54,47 @@ def checked_inputs(
     if (input_ids is None) == (inputs_embeds is None):
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both or neither")
     tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
-    if tokens.dim() != (2 if inputs_embeds is None else 3):
-        raise InputError(
-            f"input_ids, inputs_embeds: expected [batch, sequence] and [batch, sequence, {config.hidden_size}], "
-            f"got {list(tokens.shape)}"
-        )
     shape = tokens.shape[:2]
+    if tokens.dim() != (2 if inputs_embeds is None else 3):
+        expected = f"[batch, sequence] or [batch, sequence, {config.hidden_size}]"
+        raise InputError(f"input_ids, inputs_embeds: expected {expected}, got {list(tokens.shape)}")
     if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
         raise InputError(f"sequence length: expected at most {longest}, got {shape[1]}")
-    _check_ids("input_ids", input_ids, shape, config.vocab_size)
-    _check_ids("position_ids", position_ids, shape, config.max_position_embeddings)
-    if config.type_vocab_size:
+    if input_ids is not None:
+        _check_ids("input_ids", input_ids, shape, config.vocab_size)
+    if position_ids is not None:
+        whole = shape if len(position_ids) > 1 else (1, shape[1])
+        _check_ids("position_ids", position_ids, whole, config.max_position_embeddings)
+    if token_type_ids is not None and config.type_vocab_size:
         _check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size)
     elif token_type_ids is not None:
         _check_no_types(token_type_ids)
         token_type_ids = None
-    order = lengths = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
-        order, lengths = right_padded(attention_mask == 0)
-    if position_ids is None:
-        position_ids = torch.arange(shape[1], device=tokens.device)[None]
-    elif order is not None:
-        position_ids = take_positions(position_ids.expand(shape), order)
+    return _right_padded(tokens, attention_mask, token_type_ids, position_ids)
+
+
+def _right_padded(
+    tokens: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor | None
+) -> Inputs:
+    """Put the real tokens of each sequence first; positions that are not given count them."""
+    order, lengths = (None, None) if attention_mask is None else right_padded(attention_mask == 0)
     if order is not None:
         tokens = take_positions(tokens, order)
-        token_type_ids = None if token_type_ids is None else take_positions(token_type_ids, order)
+        if token_type_ids is not None:
+            token_type_ids = take_positions(token_type_ids, order)
+        if position_ids is not None:
+            position_ids = take_positions(position_ids.expand(order.shape), order)
+    if position_ids is None:
+        position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
     return Inputs(tokens, position_ids, token_type_ids, lengths, order)
 
 
-def _check_ids(name: str, ids: Tensor | None, shape: torch.Size, limit: int) -> None:
+def _check_ids(name: str, ids: Tensor, shape: Sequence[int], limit: int) -> None:
     """Check the shape of ids, and their range where reading values is cheap; accelerators have their own check."""
-    if ids is None:
-        return
-    if ids.shape != shape and not (name == "position_ids" and ids.shape == (1, shape[1])):
+    if ids.shape != tuple(shape):
         raise InputError(f"{name}: expected {list(shape)}, got {list(ids.shape)}")
     if values_are_cheap(ids) and ids.numel():
         low, high = ids.min().item(), ids.max().item()

@@ -8,7 +8,6 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from linformer_kit.models.inputs import Inputs, checked_inputs, first_token
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import zero_padding
-from linformer_kit.operator.projections import each_dim, is_integer
+from linformer_kit.operator.projections import each_dim
 
 
 class LinformerPreTrainedModel(LinearModel):
@@ -49,47 +48,30 @@ class LinformerPreTrainedModel(LinearModel):
         if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
             init.normal_(module.weight, std=module.in_features**-0.5)
 
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> None:
-        """As in transformers.
-
-        Raises:
-            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
-        """
-        if state_dict is None and any(projection.piece is not None for projection in self.projections()):
-            expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
-            raise InputError(f"state_dict: expected {expected}, got None")
-        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
-
     def set_projected_dim(self, projected_dim: int | list[int] | list[list[int]] | None = None) -> None:
         """Run with fewer slots than the model was built with, at the cost of the smaller number.
 
-        Learned and random projections use the first rows of their matrices, pooling uses fewer and larger windows. The
-        weights are unchanged: they are saved as before, and resetting the number gives the same outputs bit for bit.
+        Learned and random projections use the first rows of their matrices, pooling uses fewer and larger windows. No
+        weight changes: they are saved as before, and resetting the number gives the same outputs bit for bit.
 
         Args:
-            projected_dim: k for all layers, for each, or for each head of each; None: the model's own k. A single
-                number applies to layers and heads with a larger k; those with a smaller one keep it.
+            projected_dim: k for all layers and heads that have more, or a list as in the configuration; None: the
+                model's own k.
 
         Raises:
             InputError: for more slots than a projection has, for convolutions, whose kernel is tied to k, or with full
                 attention.
         """
-        if self.config.attention == "full":
+        config, encoder = self.config, self.base_model.encoder
+        if config.attention == "full":
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
-        encoder, heads = self.base_model.encoder, self.config.num_attention_heads
-        wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
-        check_projected_dim(self.config, wanted)
-        if is_integer(wanted) and wanted < self.config.largest_projected_dim:
-            wanted = each_dim(self.config.projected_dim, lambda built: min(built, wanted))
+        wanted: Any = config.projected_dim if projected_dim is None else projected_dim
+        check_projected_dim(config, wanted)
+        if isinstance(wanted, int) and wanted < config.largest_projected_dim:
+            wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
         for projection, dim in zip(encoder.projections, dims, strict=True):
-            projection.checked_slots(dim, heads)
+            projection.checked_slots(dim, config.num_attention_heads)
         for layer, dim in zip(encoder.layers, dims, strict=True):
             for module in layer.modules():  # adapters keep copies of a module that they train
                 if isinstance(module, ProjectedAttention):
