@@ -13,7 +13,7 @@ from transformers import AutoModel
 from linformer_kit import InputError
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.models.positions import longest_input, set_positions
+from linformer_kit.models.base import longest_input, set_positions
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 

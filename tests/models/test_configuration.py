@@ -31,10 +31,6 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
     ("fields", "message"),
     [
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
-        (
-            {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
-            "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",
-        ),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"hidden_size": True}, "hidden_size: expected a valid integer, got True"),
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got 8"),

@@ -33,8 +33,8 @@ from linformer_kit.interop.loading import (
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
+from linformer_kit.models.base import longest_input
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.positions import longest_input
 
 _KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")

@@ -29,7 +29,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
-from linformer_kit.models.positions import longest_input, position_tables
+from linformer_kit.models.base import longest_input, position_tables
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 TOKENIZER_FILES = (

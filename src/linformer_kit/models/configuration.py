@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings
-from linformer_kit.operator.projections import PROJECTIONS, largest_dim
+from linformer_kit.operator.projections import largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
 
 logger = logging.getLogger(__name__)
@@ -146,15 +146,8 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
     fits = by_layer is not projected_dim or len(by_layer) == layers
     _require(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
-    slots = [
+    for each in by_layer:
         slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
-        for each in by_layer
-    ]
-    if not PROJECTIONS[config.projection].nested:
-        sharing = [sum(slots, start=())] if config.sharing == "layerwise" else slots
-        kernel = f"a kernel of {config.projection}, since its size depends on k"
-        expected = f"the same k in all layers and heads that share {kernel}"
-        _require(all(len(set(dims)) == 1 for dims in sharing), "projected_dim", expected, projected_dim)
 
 
 def _require(condition: bool, name: str, expected: str, got: Any) -> None:

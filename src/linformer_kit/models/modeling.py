@@ -38,6 +38,7 @@ class LinformerPreTrainedModel(LinearModel):
     accepts_loss_kwargs = True
     _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]
     _supports_sdpa = True
+    _input_embed_layer = "word_embeddings"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -134,12 +135,6 @@ class LinformerModel(LinformerPreTrainedModel):
         self.encoder = LinformerEncoder(config)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler and add_pooling_layer else None
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word_embeddings = value
 
     @can_return_tuple
     def forward(
