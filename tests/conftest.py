@@ -7,7 +7,7 @@ import gc
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -178,34 +178,23 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def pairs_of(*axes: Iterable[Any]) -> list[Any]:
-    """Combinations of values that cover every pair of them."""
-    every = list(itertools.product(*map(list, axes)))
-    pairs = [
-        {(a, b, combination[a], combination[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
-        for combination in map(_hashable, every)
-    ]
-    return _those_that_cover(pairs, every)
+    """Combinations of values that cover every pair of them: greedily, the one with most of the pairs that are left."""
+    values = [list(axis) for axis in axes]
+    pairs = {
+        places: set(itertools.combinations(enumerate(places), 2))
+        for places in itertools.product(*(range(len(axis)) for axis in values))
+    }
+    left, chosen = set().union(*pairs.values()), []
+    while left:
+        chosen.append(max(pairs, key=lambda places: len(pairs[places] & left)))
+        left -= pairs[chosen[-1]]
+    return [[axis[place] for axis, place in zip(values, places, strict=True)] for places in sorted(chosen)]
 
 
 def values_of(*axes: Iterable[Any]) -> list[Any]:
-    """Combinations of values that cover each of them."""
-    every = list(itertools.product(*map(list, axes)))
-    return _those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
-
-
-def _hashable(combination: Sequence[Any]) -> list[str]:
-    return [repr(value) for value in combination]
-
-
-def _those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
-    """Greedy cover: repeatedly take the combination that covers most of the rest."""
-    left = set().union(*covered)
-    quick: set[int] = set()
-    while left:
-        best = max(range(len(every)), key=lambda index: len(covered[index] & left))
-        quick.add(best)
-        left -= covered[best]
-    return [every[index] for index in sorted(quick)]
+    """Combinations of values that cover each of them: shorter axes start again at their end."""
+    values = [list(axis) for axis in axes]
+    return [[axis[row % len(axis)] for axis in values] for row in range(max(map(len, values)))]
 
 
 def fail(capsys, *command: str) -> str:

@@ -45,10 +45,10 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
     with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
         parallel.shard(make_batch(29, seed=dist.get_rank()))
     masks = {"attention_mask": batch["attention_mask"].bfloat16()}
-    with pytest.raises(
-        lk.InputError, match=r"attention_mask: expected .* 1 on real tokens .*, got .* of torch.bfloat16"
-    ):
-        parallel.shard({**batch, **masks})
+    for name, tensor in parallel.shard({**batch, **masks}).items():
+        assert torch.equal(tensor.long(), parallel.shard(batch)[name])
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected .* 1 on real .*, got other numbers"):
+        parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
     masks["attention_mask"][0, : dist.get_rank()] = 0
     with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
         parallel.shard({**batch, **masks})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
@@ -69,7 +69,8 @@ def checked_inputs(
     if token_type_ids is not None and config.type_vocab_size:
         _check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size)
     elif token_type_ids is not None:
-        _check_no_types(token_type_ids)
+        # Tokenizers may return zeros; of other types, a second text would count as part of the first.
+        _require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
         token_type_ids = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
@@ -102,22 +103,22 @@ def _check_ids(name: str, ids: Tensor, shape: Sequence[int], limit: int) -> None
             raise InputError(f"{name}: expected ids from 0 to {limit - 1}, got {low if low < 0 else high}")
 
 
-def _check_no_types(token_type_ids: Tensor) -> None:
-    """Accept only 0, which tokenizers may return: a second text would count as part of the first, on any device."""
-    message = "token_type_ids: expected None or only 0 because type_vocab_size is 0"
-    if not has_values(token_type_ids):
-        require_in_trace((token_type_ids == 0).all(), message)
-    elif token_type_ids.any():
-        raise InputError(f"{message}, got other types")
-
-
 def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
-    """Raise an error for another shape, and for numbers of floating point, as additive masks have them."""
-    if attention_mask.shape != tuple(shape) or attention_mask.is_floating_point():
-        raise InputError(
-            f"attention_mask: expected {list(shape)} of integers or bool, 1 on real tokens and 0 on padding, "
-            f"got {list(attention_mask.shape)} of {attention_mask.dtype}"
-        )
+    """Check the shape of a mask; in floating point, as PEFT makes it, it must not be an additive one."""
+    expected = f"attention_mask: expected {list(shape)}, 1 on real tokens and 0 on padding"
+    if attention_mask.shape != tuple(shape):
+        raise InputError(f"{expected}, got {list(attention_mask.shape)}")
+    if attention_mask.is_floating_point():
+        is_binary = ((attention_mask == 0) | (attention_mask == 1)).all() & attention_mask.any()
+        _require(is_binary, f"{expected}, got other numbers or only 0 in {attention_mask.dtype}")
+
+
+def _require(condition: Bool[Tensor, ""], message: str) -> None:
+    """Check what no later error would show; also on an accelerator, and in compiled code when it runs."""
+    if not has_values(condition):
+        require_in_trace(condition, message)
+    elif not condition:
+        raise InputError(message)
 
 
 def first_token(

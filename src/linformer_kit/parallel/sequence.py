@@ -121,6 +121,8 @@ class SequenceParallel:
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
         check_mask(mask, shape)
+        if mask.is_floating_point():  # a piece of it could be mistaken for a mask that is added to scores
+            mask = whole["attention_mask"] = mask != 0
         order = real_tokens_first(mask == 0)
         return {
             name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor
