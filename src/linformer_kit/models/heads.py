@@ -5,7 +5,8 @@
     LinformerForTokenClassification     a label for each token
     LinformerForQuestionAnswering       start and end position of the answer
 
-Their losses are sums over the labels of a batch, divided by the number of labels of the whole update
+All take the arguments of `LinformerModel.forward`, of which `**outputs` are `output_attentions` and
+`output_hidden_states`, by name. Their losses are sums over the labels of a batch, divided by the number of labels of the whole update
 (`num_items_in_batch`; default: those of the batch): so accumulated gradients equal those of one large batch.
 
 Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
@@ -90,7 +91,6 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
             predicted_positions: Tokens to run the head on, as indices into the flattened batch: token t of sequence s
                 is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
                 Default: all tokens.
-            outputs: `output_attentions`, `output_hidden_states`.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
@@ -136,7 +136,6 @@ class LinformerClassifier(LinformerPreTrainedModel):
             labels: For tokens: class ids `[batch, seq_len]`; -100 is ignored. For sequences: class ids `[batch]`, or
                 targets `[batch, num_labels]` (`[batch]` for one regression output).
             num_items_in_batch: Number of labels in all forward passes of one update.
-            outputs: `output_attentions`, `output_hidden_states`.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
@@ -221,21 +220,17 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         """Find answers. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            start_positions: First token of each answer; positions outside the sequence are ignored, as in transformers,
-                because long texts are truncated.
+            start_positions: First token of each answer; those after the end of a truncated text are ignored.
             end_positions: Last token of each answer, likewise.
             num_items_in_batch: Number of answers in all forward passes of one update.
-            outputs: `output_attentions`, `output_hidden_states`.
         """
         if (start_positions is None) != (end_positions is None):
             raise InputError("start_positions, end_positions: expected both or neither, got one")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            start_loss = _position_loss(start_logits, start_positions, num_items_in_batch)
-            loss = (start_loss + _position_loss(end_logits, end_positions, num_items_in_batch)) / 2
+        targets = (start_positions, end_positions)
+        loss = self.loss_function(start_logits, end_logits, *targets, num_items_in_batch=num_items_in_batch)
         return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)
 
 
@@ -247,15 +242,6 @@ def _token_loss(
         raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
     losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
     return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
-
-
-def _position_loss(
-    logits: Float[Tensor, "batch seq_len"], positions: Tensor, num_items_in_batch: Tensor | int | None
-) -> Float[Tensor, ""]:
-    """Cross-entropy over positions; positions outside the sequence are ignored."""
-    positions = positions.view(-1)
-    inside = (positions >= 0) & (positions < logits.shape[1])
-    return _token_loss(logits, positions.masked_fill(~inside, IGNORED_LABEL), num_items_in_batch)
 
 
 def _mean(losses: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -164,23 +164,15 @@ class LinformerModel(LinformerPreTrainedModel):
         """
         inputs = checked_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         lengths, order = inputs.lengths, inputs.order
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        plain = output_attentions or output_hidden_states
-        if not plain and kernels.runs_in_blocks(self, inputs.tokens, self.config.intermediate_size):
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if not (attentions or states) and kernels.runs_in_blocks(self, inputs.tokens, self.config.intermediate_size):
             hidden = self.embeddings.run_in_blocks(inputs)
             del inputs, inputs_embeds  # they would keep their memory during the encoder's call
             encoded = self.encoder.run_in_blocks(hidden, lengths, order)
         else:
-            encoded = self.encoder(
-                self.embeddings(inputs),
-                lengths,
-                order,
-                output_attentions=output_attentions,
-                output_hidden_states=output_hidden_states,
-            )
+            hidden = self.embeddings(inputs)
+            encoded = self.encoder(hidden, lengths, order, output_attentions=attentions, output_hidden_states=states)
         pooled = None
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(first_token(encoded.last_hidden_state, attention_mask)))
