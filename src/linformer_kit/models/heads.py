@@ -5,8 +5,9 @@
     LinformerForTokenClassification     a label for each token
     LinformerForQuestionAnswering       start and end position of the answer
 
-All take the arguments of `LinformerModel.forward`, of which `**outputs` are `output_attentions` and
-`output_hidden_states`, by name. Their losses are sums over the labels of a batch, divided by the number of labels of the whole update
+All take the arguments of `LinformerModel.forward`; `**outputs` are `output_attentions` and `output_hidden_states`.
+
+A loss is the sum over the labels of a batch, divided by the number of labels of the whole update
 (`num_items_in_batch`; default: those of the batch): so accumulated gradients equal those of one large batch.
 
 Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
