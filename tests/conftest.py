@@ -125,33 +125,25 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
     """An untrained encoder of transformers, with a tokenizer of the words of a text."""
     length = PRETRAIN_SIZES["max_position_embeddings"]
     tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
-    torch.manual_seed(0)
-    sizes = {name: PRETRAIN_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    config = transformers.RobertaConfig(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=length + tokenizer.pad_token_id + 1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        num_hidden_layers=3,
-        type_vocab_size=1,
-        **sizes,
-        **{"initializer_range": 0.2, **fields},
-    )
-    getattr(transformers, class_name)(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    positions = length + tokenizer.pad_token_id + 1
+    fields = {"max_position_embeddings": positions, "num_hidden_layers": 3, "type_vocab_size": 1, **fields}
+    return _write_encoder(folder, tokenizer, class_name, fields)
 
 
 def write_bert(folder: Path, text: str, *, longest: int) -> Path:
     """An untrained BERT without a head, and a tokenizer of the words of a text."""
     tokenizer = train_tokenizer([text] * 5, vocab_size=701, max_length=longest)
+    fields = {"max_position_embeddings": longest, "num_hidden_layers": SIZES["num_hidden_layers"]}
+    return _write_encoder(folder, tokenizer, "BertModel", fields)
+
+
+def _write_encoder(folder: Path, tokenizer: Any, class_name: str, fields: dict[str, object]) -> Path:
     torch.manual_seed(0)
-    sizes = {
-        name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
-    }
-    tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": longest}
-    transformers.BertModel(transformers.BertConfig(initializer_range=0.2, **sizes, **tokens)).save_pretrained(folder)
+    tokens = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    kind = getattr(transformers, class_name)
+    settings = {"vocab_size": len(tokenizer), "initializer_range": 0.2, **tokens, **sizes, **fields}
+    kind(kind.config_class(**settings)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

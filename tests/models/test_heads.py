@@ -116,6 +116,16 @@ def test_question_answering_loss_is_that_of_transformers(config):
 @pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
     [
+        (
+            LinformerForMaskedLM,
+            {"input_ids": IDS[:, :1].expand(2, 38)},
+            "expected at most max_position_embeddings 37, got",
+        ),
+        (LinformerForMaskedLM, {"input_ids": IDS + 96}, "input_ids: expected ids from 0 to 100, got 101"),
+        (LinformerForMaskedLM, {"input_ids": IDS[0]}, "expected [batch, sequence] or [batch, sequence, 33], got [31]"),
+        (LinformerForMaskedLM, {"inputs_embeds": IDS}, "expected exactly one of them, got both or neither"),
+        (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
+        (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
         (LinformerForTokenClassification, {"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
         (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
     ],
@@ -123,4 +133,4 @@ def test_question_answering_loss_is_that_of_transformers(config):
 @pytest.mark.unchecked
 def test_calls_refused(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        model_class(config())(IDS, **arguments)
+        model_class(config())(**{"input_ids": IDS, **arguments})
