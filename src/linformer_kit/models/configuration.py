@@ -43,11 +43,10 @@ _FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):
-    """Configuration of a Linformer encoder: the fields of `settings.ModelSettings`, and two more.
+    """Configuration of a Linformer encoder: the fields of `settings.ModelSettings`, and one more.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
-    `linformer pretrain --help` says what each field does. With `pooler`, for converted encoders, `LinformerModel` has
-    BERT's pooler; models with a head have none. `finetune` records its columns in `trained_columns`.
+    `linformer pretrain --help` says what each field does; `finetune` records its columns in `trained_columns`.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
@@ -58,7 +57,6 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     model_type = "linformer"
 
-    pooler: bool = False
     trained_columns: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -32,8 +32,8 @@ from transformers.utils.generic import can_return_tuple
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.inputs import first_token
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.operator.padding import take_positions
 
 
 class LinformerLMHead(nn.Module):
@@ -61,7 +61,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
         self.lm_head = LinformerLMHead(config)
         self.post_init()
 
@@ -117,7 +117,7 @@ class LinformerClassifier(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
 
     @can_return_tuple
     def forward(
@@ -166,7 +166,10 @@ class LinformerForSequenceClassification(LinformerClassifier):
         self.post_init()
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return self.classifier(first_token(hidden, attention_mask)[:, None])
+        if attention_mask is None:
+            return self.classifier(hidden[:, :1])
+        first = (attention_mask != 0).int().argmax(dim=1)  # padding may be on the left
+        return self.classifier(take_positions(hidden, first[:, None]))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         if self.config.problem_type is None:
@@ -201,7 +204,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 

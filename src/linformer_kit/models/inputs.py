@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
@@ -119,13 +119,3 @@ def _require(condition: Bool[Tensor, ""], message: str) -> None:
         require_in_trace(condition, message)
     elif not condition:
         raise InputError(message)
-
-
-def first_token(
-    hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None
-) -> Float[Tensor, "batch embed"]:
-    """The hidden state of the first real token; padding may be on the left."""
-    if attention_mask is None:
-        return hidden[:, 0]
-    positions = (attention_mask != 0).int().argmax(dim=1)
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), positions]

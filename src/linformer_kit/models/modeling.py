@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, token_blocks
-from linformer_kit.models.inputs import Inputs, checked_inputs, first_token
+from linformer_kit.models.inputs import Inputs, checked_inputs
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import zero_padding
@@ -121,19 +121,14 @@ class LinformerEmbeddings(nn.Module):
 class LinformerModel(LinformerPreTrainedModel):
     """Embeddings and encoder: maps token ids to hidden states.
 
-    Args:
-        config: The architecture.
-        add_pooling_layer: Whether to add the pooler if `config.pooler` is true; models with a head do not.
-
     Raises (all models):
         InputError: a ValueError with the name of the argument, the expected and the given value.
     """
 
-    def __init__(self, config: LinformerConfig, add_pooling_layer: bool = True) -> None:
+    def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.embeddings = LinformerEmbeddings(config)
         self.encoder = LinformerEncoder(config)
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler and add_pooling_layer else None
         self.post_init()
 
     @can_return_tuple
@@ -146,7 +141,7 @@ class LinformerModel(LinformerPreTrainedModel):
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutputWithPooling:
+    ) -> BaseModelOutput:
         """Encode sequences.
 
         Args:
@@ -159,8 +154,8 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states: Also return the embeddings and the output of each layer.
 
         Returns:
-            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs; with a pooler,
-            `pooler_output`, `[batch, hidden_size]`. Values at padded positions are undefined.
+            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
+            are undefined.
         """
         inputs = checked_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         lengths, order = inputs.lengths, inputs.order
@@ -169,11 +164,6 @@ class LinformerModel(LinformerPreTrainedModel):
         if not (attentions or states) and kernels.runs_in_blocks(self, inputs.tokens, self.config.intermediate_size):
             hidden = self.embeddings.run_in_blocks(inputs)
             del inputs, inputs_embeds  # they would keep their memory during the encoder's call
-            encoded = self.encoder.run_in_blocks(hidden, lengths, order)
-        else:
-            hidden = self.embeddings(inputs)
-            encoded = self.encoder(hidden, lengths, order, output_attentions=attentions, output_hidden_states=states)
-        pooled = None
-        if self.pooler is not None:
-            pooled = torch.tanh(self.pooler(first_token(encoded.last_hidden_state, attention_mask)))
-        return BaseModelOutputWithPooling(**encoded, pooler_output=pooled)
+            return self.encoder.run_in_blocks(hidden, lengths, order)
+        hidden = self.embeddings(inputs)
+        return self.encoder(hidden, lengths, order, output_attentions=attentions, output_hidden_states=states)

@@ -221,8 +221,6 @@ class SequenceParallel:
     def _install(self) -> None:
         base = self.model.base_model
         base.register_forward_pre_hook(self._check_piece, with_kwargs=True)
-        if base.pooler is not None:
-            base.pooler.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0]))
         piece = Piece(
             self.positions,
             add=functools.partial(add, group=self.group),
