@@ -24,14 +24,14 @@ IDS = torch.full((2, 31), 5)
 def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config):
     """In training as in evaluation; the loss and its gradients do not change."""
     model, ids = randomise(LinformerForMaskedLM(config())), tokens(2, 31)
-    labels, found = ids.masked_fill(torch.rand(2, 31) > 0.3, -100), []
+    labels, results = ids.masked_fill(torch.rand(2, 31) > 0.3, -100), []
     for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
         output = model.train(training)(ids, labels=labels, predicted_positions=positions)
         assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
         logits = output.logits[labels != -100] if positions is None else output.logits
-        found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+        results.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_to_predict_is_a_loss_of_zero(config):

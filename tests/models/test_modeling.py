@@ -40,8 +40,7 @@ def test_parameters_and_matrices_are_the_official_ones(kind):
 @pytest.mark.parametrize(("name", "sharing"), values_of(PROJECTIONS, SHARINGS))
 def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
     """Beyond those of full attention, at n 37, k 7, 2 layers of 3 heads of 11."""
-    made = config(projection=name, sharing=sharing)
-    model, full = LinformerModel(made), LinformerModel(config(attention="full"))
+    model, full = LinformerModel(config(projection=name, sharing=sharing)), LinformerModel(config(attention="full"))
     window = 6  # 37/7, rounded up
     sizes = {"linear": 7 * 37, "conv": 11 * window, "dynamic": 7 * 33}
     each = sizes.get(name, 0)

@@ -60,7 +60,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     trained_columns: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        _refuse_unknown(kwargs)
+        _reject_unknown(kwargs)
         _check_fields(self)
         super().__post_init__(**kwargs)
 
@@ -80,7 +80,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
         _check_fields(config)  # again, since the keywords are set one by one
         # Callers may pass keywords for tokenizers and models; only a near match of a field is treated as misspelt.
-        _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        _reject_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
         if unknown:
             warn_of_unknown(frozenset(unknown))
         for name in unknown:
@@ -98,7 +98,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         return largest_dim(self.projected_dim)
 
 
-def _refuse_unknown(fields: Iterable[str]) -> None:
+def _reject_unknown(fields: Iterable[str]) -> None:
     """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
         if name not in _TRANSFORMERS_FIELDS:
@@ -132,6 +132,8 @@ def _check_fields(config: LinformerConfig) -> None:
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
     _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    pad, known = config.pad_token_id, f"a token id under vocab_size {config.vocab_size}"
+    _require(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
     heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
     _require(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
     if config.attention == "linformer":

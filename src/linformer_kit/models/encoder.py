@@ -35,8 +35,7 @@ from linformer_kit.operator.slots import Order
 class LocalConvolution(nn.Module):
     """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
 
-    Not in the paper. `weight` is `[embed, width]`; there is no bias.
-    w is the width of the kernel in tokens, an odd number.
+    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias.
     """
 
     def __init__(self, embed_dim: int, width: int) -> None:
