@@ -99,10 +99,11 @@ class LinformerEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "batch seq_len embed"]:
-        words = self.word_embeddings(inputs.tokens) if inputs.tokens.dim() == 2 else inputs.tokens
-        # A NaN in padding would reach the gradients of shared weights through residuals.
-        embeddings = zero_padding(words, inputs.lengths)
-        embeddings = embeddings + self.position_embeddings(inputs.position_ids + self.position_offset)
+        if inputs.tokens.dim() == 2:
+            words = self.word_embeddings(inputs.tokens)
+        else:  # a NaN in padding would reach the gradients of shared weights through residuals
+            words = zero_padding(inputs.tokens, inputs.lengths)
+        embeddings = words + self.position_embeddings(inputs.position_ids + self.position_offset)
         if hasattr(self, "token_type_embeddings"):
             types = inputs.token_type_ids
             first = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
