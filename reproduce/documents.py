@@ -45,7 +45,7 @@ from linformer_kit.environment import best_device
 from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.models.positions import check_positions, longest_input, set_positions
+from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import Record, Results, by_name, new_panels, run
 from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine

@@ -7,7 +7,7 @@ import gc
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,33 +125,25 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
     """An untrained encoder of transformers, with a tokenizer of the words of a text."""
     length = PRETRAIN_SIZES["max_position_embeddings"]
     tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
-    torch.manual_seed(0)
-    sizes = {name: PRETRAIN_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    config = transformers.RobertaConfig(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=length + tokenizer.pad_token_id + 1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        num_hidden_layers=3,
-        type_vocab_size=1,
-        **sizes,
-        **{"initializer_range": 0.2, **fields},
-    )
-    getattr(transformers, class_name)(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    positions = length + tokenizer.pad_token_id + 1
+    fields = {"max_position_embeddings": positions, "num_hidden_layers": 3, "type_vocab_size": 1, **fields}
+    return _write_encoder(folder, tokenizer, class_name, fields)
 
 
 def write_bert(folder: Path, text: str, *, longest: int) -> Path:
     """An untrained BERT without a head, and a tokenizer of the words of a text."""
     tokenizer = train_tokenizer([text] * 5, vocab_size=701, max_length=longest)
+    fields = {"max_position_embeddings": longest, "num_hidden_layers": SIZES["num_hidden_layers"]}
+    return _write_encoder(folder, tokenizer, "BertModel", fields)
+
+
+def _write_encoder(folder: Path, tokenizer: Any, class_name: str, fields: dict[str, object]) -> Path:
     torch.manual_seed(0)
-    sizes = {
-        name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
-    }
-    tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": longest}
-    transformers.BertModel(transformers.BertConfig(initializer_range=0.2, **sizes, **tokens)).save_pretrained(folder)
+    tokens = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    kind = getattr(transformers, class_name)
+    settings = {"vocab_size": len(tokenizer), "initializer_range": 0.2, **tokens, **sizes, **fields}
+    kind(kind.config_class(**settings)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -178,34 +170,23 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def pairs_of(*axes: Iterable[Any]) -> list[Any]:
-    """Combinations of values that cover every pair of them."""
-    every = list(itertools.product(*map(list, axes)))
-    pairs = [
-        {(a, b, combination[a], combination[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
-        for combination in map(_hashable, every)
-    ]
-    return _those_that_cover(pairs, every)
+    """Combinations of values that cover every pair of them: greedily, the one with most of the pairs that are left."""
+    values = [list(axis) for axis in axes]
+    pairs = {
+        places: set(itertools.combinations(enumerate(places), 2))
+        for places in itertools.product(*(range(len(axis)) for axis in values))
+    }
+    left, chosen = set().union(*pairs.values()), []
+    while left:
+        chosen.append(max(pairs, key=lambda places: len(pairs[places] & left)))
+        left -= pairs[chosen[-1]]
+    return [[axis[place] for axis, place in zip(values, places, strict=True)] for places in sorted(chosen)]
 
 
 def values_of(*axes: Iterable[Any]) -> list[Any]:
-    """Combinations of values that cover each of them."""
-    every = list(itertools.product(*map(list, axes)))
-    return _those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
-
-
-def _hashable(combination: Sequence[Any]) -> list[str]:
-    return [repr(value) for value in combination]
-
-
-def _those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
-    """Greedy cover: repeatedly take the combination that covers most of the rest."""
-    left = set().union(*covered)
-    quick: set[int] = set()
-    while left:
-        best = max(range(len(every)), key=lambda index: len(covered[index] & left))
-        quick.add(best)
-        left -= covered[best]
-    return [every[index] for index in sorted(quick)]
+    """Combinations of values that cover each of them: shorter axes start again at their end."""
+    values = [list(axis) for axis in axes]
+    return [[axis[row % len(axis)] for axis in values] for row in range(max(map(len, values)))]
 
 
 def fail(capsys, *command: str) -> str:

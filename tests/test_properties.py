@@ -125,15 +125,6 @@ def test_equals_the_plain_reference_in_every_combination(
     assert_equals_reference(Case(layer, torch.randn(4, length, 6, dtype=torch.float64), padding))
 
 
-@given(cases(padded=True))
-def test_a_batch_of_mixed_lengths_equals_its_samples_one_by_one(case):
-    """So padding does not matter: not how much there is, not where it stands."""
-    together = case.layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
-    for sample, out, real in zip(case.inputs, together, case.real, strict=True):
-        alone = sample[real][None]
-        torch.testing.assert_close(out[real], case.layer(alone, alone, alone)[0][0], rtol=1e-10, atol=1e-10)
-
-
 @given(cases(padded=True), st.sampled_from([float("nan"), float("inf"), -1e30]))
 def test_what_stands_in_padding_reaches_neither_output_nor_gradient(case, garbage):
     def run(content: float) -> tuple[Tensor, ...]:
@@ -189,12 +180,3 @@ def test_a_sequence_of_nothing_but_padding_stays_finite(case):
     assert out[0].isfinite().all() and plain[0].isfinite().all()
     gradients = gradients_of(out.sum() + plain.sum(), list(case.layer.parameters()))
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("name", PROJECTIONS)
-def test_the_state_dict_is_whole(name):
-    """Another layer of the same sizes gives the same output after loading: the fixed random matrix is saved too."""
-    first, other = (LinformerAttention(6, 2, 29, 7, projection=name) for _ in range(2))
-    other.load_state_dict(randomise(first).state_dict())
-    x = torch.randn(3, 23, 6)
-    assert torch.equal(first(x, x, x)[0], other(x, x, x)[0])

@@ -25,7 +25,7 @@ from transformers import AutoModel, RobertaConfig, RobertaModel
 import linformer_kit as lk
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.environment import environment
-from linformer_kit.models.positions import set_positions
+from linformer_kit.models.base import set_positions
 from linformer_kit.operator import kernels
 from linformer_kit.report.base import environment_line, table
 

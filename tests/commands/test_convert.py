@@ -120,7 +120,7 @@ def test_what_is_left_out_is_named(tmp_path, capsys):
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
     heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
     assert f"{told}{', '.join(heads)}\n" in capsys.readouterr().out
-    source("RobertaModel", tmp_path / "whole")
+    source("RobertaForMaskedLM", tmp_path / "whole")
     main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
     assert told not in capsys.readouterr().out
 

@@ -89,13 +89,13 @@ def test_the_check_refuses_what_an_accelerator_does():
 @pytest.mark.parametrize("kind", ["none", "conv", "random", "dynamic", "full", "window_norm_first", "window_mean_pool"])
 def test_models_that_return_all_and_change_their_length(config, kind):
     """Token types, positions and embeddings that are given; slots and lengths that are changed."""
-    model = on_meta(LinformerModel, config(**fields(kind), type_vocab_size=3, pooler=True, num_hidden_layers=1))
+    model = on_meta(LinformerModel, config(**fields(kind), type_vocab_size=3, num_hidden_layers=1))
     ids, mask = ids_and_mask()
     both = {"output_hidden_states": True, "output_attentions": True}
     output = model(ids, mask, token_type_ids=ids % 3, position_ids=ids[:1] % 37, **both)
-    assert {tensor.device for tensor in (*output.hidden_states, *output.attentions, output.pooler_output)} == {META}
+    assert {tensor.device for tensor in (*output.hidden_states, *output.attentions)} == {META}
     words = torch.empty(3, 31, 33, device=META)
-    backward(model(inputs_embeds=words, attention_mask=mask).pooler_output.sum(), model)
+    backward(model(inputs_embeds=words, attention_mask=mask).last_hidden_state.sum(), model)
     if model.config.attention == "linformer" and "conv" not in model.config.projection:
         model.set_projected_dim(3)
         assert model(ids, mask).last_hidden_state.device == META

@@ -22,10 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     named = os.environ.get(_NAME)
-    found = torch.device(named) if named else best_device()
-    if found.type == "cpu" and not named:
+    device = torch.device(named) if named else best_device()
+    if device.type == "cpu" and not named:
         pytest.skip(f"no accelerator here; {_NAME}=cpu runs these tests on the CPU")
-    return found
+    return device
 
 
 @pytest.fixture(autouse=True)

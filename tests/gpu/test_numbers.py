@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import OTHERS, SHARINGS, randomise
+from tests.conftest import OTHERS, SHARINGS, pairs_of, randomise
 
 # Distinct sizes, but heads of a width that fused attention kernels take.
 SIZES = {
@@ -54,8 +54,8 @@ def batch(device: torch.device | str = "cpu") -> dict[str, Tensor]:
 def measured(model: nn.Module, step: Step) -> dict[str, Tensor]:
     """Loss, output and every gradient, in float64 on the CPU."""
     model.zero_grad()
-    found = step(model)
-    loss, *outputs = found if isinstance(found, tuple) else (found,)
+    result = step(model)
+    loss, *outputs = result if isinstance(result, tuple) else (result,)
     loss.backward()
     named = {"loss": loss, **{f"output {index}": output for index, output in enumerate(outputs)}}
     named |= {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -67,40 +67,32 @@ def compare(
     step: Callable[[torch.device], Step],
     device: torch.device,
     dtype: torch.dtype,
-    *,
     changed: Callable[[nn.Module], Any] = lambda model: model,
-    kernels: tuple[bool, ...] = (False, True),
 ) -> None:
     """Hold a device against float64, as near as the CPU comes to it in the same format.
 
     Args:
         model: In float32 on the CPU; its weights are rounded to the format first.
-        step: For a device, what is to be run there.
-        device: To compare.
+        step: For a device, what is to be run on it.
+        device: To compare, with PyTorch's plain attention, which rounds each operation once, and with its own choice.
         dtype: Of the model.
         changed: What is done with the model on the device: compiled, checkpointed.
-        kernels: With which of `attention_kernels`.
     """
     model = model.to(dtype)
     cpu = torch.device("cpu")
     exact = measured(copy.deepcopy(model).double(), step(cpu))
-    own = measured(copy.deepcopy(model), step(cpu))
-    for fused in kernels:
-        there = copy.deepcopy(model).to(device)
-        run = changed(there)
-        with attention_kernels(fused):
-            found = measured(there, lambda _, run=run: step(device)(run))
-        assert exact.keys() == own.keys() == found.keys()
-        check(found, own, exact, torch.finfo(dtype).eps, fused=fused)
-
-
-def attention_kernels(fused: bool) -> contextlib.AbstractContextManager[None]:
-    """PyTorch's choice of kernels for attention, or its plain one, which rounds each operation once."""
-    return contextlib.nullcontext() if fused else sdpa_kernel(SDPBackend.MATH)
+    on_cpu = measured(copy.deepcopy(model), step(cpu))
+    for fused in (False, True):
+        moved = copy.deepcopy(model).to(device)
+        run = changed(moved)
+        with contextlib.nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
+            on_device = measured(moved, lambda _, run=run: step(device)(run))
+        assert exact.keys() == on_cpu.keys() == on_device.keys()
+        check(on_device, on_cpu, exact, torch.finfo(dtype).eps, fused=fused)
 
 
 def check(
-    found: dict[str, Tensor], own: dict[str, Tensor], exact: dict[str, Tensor], eps: float, *, fused: bool
+    on_device: dict[str, Tensor], on_cpu: dict[str, Tensor], exact: dict[str, Tensor], eps: float, *, fused: bool
 ) -> None:
     """Errors of at most a few times those of the CPU, or of rounding once.
 
@@ -113,7 +105,7 @@ def check(
     for name, expected in exact.items():
         of_scores = fused and any(part in name for part in _OF_SCORES)
         size = whole if of_scores or expected.norm() < _NOTHING * whole else expected.norm()
-        error, allowed = (found[name] - expected).norm(), (own[name] - expected).norm()
+        error, allowed = (on_device[name] - expected).norm(), (on_cpu[name] - expected).norm()
         assert error <= _FACTOR * max(allowed, eps * size), (name, float(error / size), float(allowed / size))
         assert not of_scores or error < expected.norm() / 2 or expected.norm() < eps * whole, name
 
@@ -126,13 +118,11 @@ def model_of(head: type = LinformerForMaskedLM, **fields: object) -> torch.nn.Mo
 
 
 def masked_lm(device):
-    return lambda model: (lambda found: (found.loss, found.logits))(model(**batch(device)))
+    return lambda model: (lambda output: (output.loss, output.logits))(model(**batch(device)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize(("projection", "sharing", "shorter_input"), pairs_of(PROJECTIONS, SHARINGS, SHORTER_INPUTS))
 def test_projections(device, projection, sharing, shorter_input, dtype):
     compare(model_of(projection=projection, sharing=sharing, shorter_input=shorter_input), masked_lm, device, dtype)
 
@@ -184,32 +174,25 @@ def test_a_linearised_model(device, shorter_input, dtype, tmp_path):
     compare(loaded.eval(), step, device, dtype)
 
 
-KINDS = [{}, {"projection": "max_pool"}, {"attention": "full"}]
+def compiled(model):
+    torch.compiler.reset()  # another kernel of attention needs another graph
+    backend = "inductor" if model.device.type != "cpu" else "aot_eager"
+    return torch.compile(model, fullgraph=True, backend=backend)
 
 
-def loss_of(device):
-    return lambda model: model(**batch(device)).loss
+def checkpointed(model):
+    model.gradient_checkpointing_enable()
+    return model
 
 
-@pytest.mark.parametrize("fields", KINDS, ids=str)
-def test_compiled(device, fields):
-    """One graph, whose training logits are of all tokens."""
-    backend = "inductor" if device.type != "cpu" else "aot_eager"
-
-    def compiled(model):
-        torch.compiler.reset()  # another kernel of attention needs another graph
-        return torch.compile(model, fullgraph=True, backend=backend)
-
-    compare(model_of(**fields), loss_of, device, torch.float32, changed=compiled)
-
-
-@pytest.mark.parametrize("fields", [*KINDS, {"local_convolution": 3, "norm_first": True}], ids=str)
-def test_activation_checkpointing(device, fields):
-    def checkpointed(model):
-        model.gradient_checkpointing_enable()
-        return model
-
-    compare(model_of(**fields), masked_lm, device, torch.float32, changed=checkpointed)
+@pytest.mark.parametrize("changed", [compiled, checkpointed])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"projection": "max_pool"}, {"attention": "full", "local_convolution": 3, "norm_first": True}],
+    ids=str,
+)
+def test_compiled_or_checkpointed(device, fields, changed):
+    compare(model_of(**fields), masked_lm, device, torch.float32, changed)
 
 
 def test_captured_as_a_graph(device):

@@ -10,7 +10,6 @@ from linformer_kit import (
     LinformerConfig,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
-    LinformerModel,
 )
 from linformer_kit.interop.convert import convert_full_attention
 from tests.conftest import SHARINGS, randomise
@@ -93,13 +92,6 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
         LinformerConfig(**SIZES, projected_dim=31),
     )
     assert all(getattr(config, name) == getattr(new, name) for name in values)
-
-
-def test_an_encoder_without_its_pooler(tmp_path):
-    transformer(tmp_path, LinformerModel, pooler=True)
-    converted = convert_full_attention(str(tmp_path), {"projected_dim": 7}, "extend")
-    assert converted.model(torch.full((1, 31), 5))[0].isfinite().all() and not converted.model.config.pooler
-    assert converted.left_out == ["pooler.weight", "pooler.bias"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import AutoModel
 from linformer_kit import InputError
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.models.positions import longest_input, set_positions
+from linformer_kit.models.base import longest_input, set_positions
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
@@ -161,7 +161,9 @@ def test_a_decoder_that_is_configured_as_encoder():
 def test_positions_that_are_not_known_here():
     sizes = {**FAMILIES["bert"].sizes, "max_position_embeddings": 16}
     model = transformers.SiglipTextModel(transformers.SiglipTextConfig(**sizes))
-    with pytest.raises(InputError, match="max_position_embeddings: expected none for SiglipTextModel, whose positions"):
+    with pytest.raises(
+        InputError, match="max_position_embeddings: expected none, since SiglipTextModel has no plain table"
+    ):
         as_in_the_paper(model, 4, max_position_embeddings=32)
     assert as_in_the_paper(model, 4).config.linformer["seq_len"] == 16
 

@@ -24,27 +24,14 @@ IDS = torch.full((2, 31), 5)
 def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config):
     """In training as in evaluation; the loss and its gradients do not change."""
     model, ids = randomise(LinformerForMaskedLM(config())), tokens(2, 31)
-    labels, found = ids.masked_fill(torch.rand(2, 31) > 0.3, -100), []
+    labels, results = ids.masked_fill(torch.rand(2, 31) > 0.3, -100), []
     for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
         output = model.train(training)(ids, labels=labels, predicted_positions=positions)
         assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
         logits = output.logits[labels != -100] if positions is None else output.logits
-        found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        (torch.tensor([62]), "predicted_positions: expected ids from 0 to 61, got 62"),
-        (torch.zeros(2, 31).long(), "predicted_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]"),
-    ],
-)
-@pytest.mark.unchecked
-def test_positions_that_are_none_are_refused(config, positions, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        LinformerForMaskedLM(config())(tokens(2, 31), predicted_positions=positions)
+        results.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_to_predict_is_a_loss_of_zero(config):
@@ -129,17 +116,21 @@ def test_question_answering_loss_is_that_of_transformers(config):
 @pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
     [
-        (LinformerForTokenClassification, {"labels": IDS}, "labels: expected ids from 0 to 1, got 5"),
-        (LinformerForSequenceClassification, {"labels": torch.zeros(2)}, "labels: expected [2, 2], got [2]"),
-        (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
         (
-            LinformerForQuestionAnswering,
-            {"start_positions": IDS[:, 0], "end_positions": IDS},
-            "end_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]",
+            LinformerForMaskedLM,
+            {"input_ids": IDS[:, :1].expand(2, 38)},
+            "expected at most max_position_embeddings 37, got",
         ),
+        (LinformerForMaskedLM, {"input_ids": IDS + 96}, "input_ids: expected ids from 0 to 100, got 101"),
+        (LinformerForMaskedLM, {"input_ids": IDS[0]}, "expected [batch, sequence] or [batch, sequence, 33], got [31]"),
+        (LinformerForMaskedLM, {"inputs_embeds": IDS}, "expected exactly one of them, got both or neither"),
+        (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
+        (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
+        (LinformerForTokenClassification, {"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
+        (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
     ],
 )
 @pytest.mark.unchecked
 def test_calls_refused(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        model_class(config())(IDS, **arguments)
+        model_class(config())(**{"input_ids": IDS, **arguments})

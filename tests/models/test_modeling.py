@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -9,14 +10,13 @@ import torch
 from transformers import AutoModelForMaskedLM, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
 
 from linformer_kit import (
-    InputError,
     LinformerConfig,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, fields, of_shorter, randomise, slow_but, tokens, values_of
+from tests.conftest import KINDS, SHARINGS, fields, of_shorter, randomise, tokens, values_of
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -40,8 +40,7 @@ def test_parameters_and_matrices_are_the_official_ones(kind):
 @pytest.mark.parametrize(("name", "sharing"), values_of(PROJECTIONS, SHARINGS))
 def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
     """Beyond those of full attention, at n 37, k 7, 2 layers of 3 heads of 11."""
-    made = config(projection=name, sharing=sharing)
-    model, full = LinformerModel(made), LinformerModel(config(attention="full"))
+    model, full = LinformerModel(config(projection=name, sharing=sharing)), LinformerModel(config(attention="full"))
     window = 6  # 37/7, rounded up
     sizes = {"linear": 7 * 37, "conv": 11 * window, "dynamic": 7 * 33}
     each = sizes.get(name, 0)
@@ -110,31 +109,27 @@ def prelayernorm_state(theirs: RobertaPreLayerNormModel) -> dict[str, torch.Tens
     return state
 
 
-@pytest.mark.parametrize(("attention", "norm_first"), [("linformer", False), ("full", True)])
-def test_a_local_convolution_stands_beside_attention(config, attention, norm_first):
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_local_convolution_stands_beside_attention(config, norm_first):
     """It adds w_j ⊙ x_(t+j) of the real neighbours to what attention gives; a loop says which."""
-    made = config(local_convolution=5, attention=attention, norm_first=norm_first, num_hidden_layers=1)
-    model = randomise(LinformerModel(made)).double().eval()
-    (layer,) = model.encoder.layers
+    model = randomise(LinformerModel(config(local_convolution=5, norm_first=norm_first, num_hidden_layers=1)))
+    (layer,) = model.double().eval().encoder.layers
+    before, after = layer.self_attn_layer_norm, layer.final_layer_norm
     seen = {}
-    layer.self_attn.register_forward_hook(lambda _, inputs, output: seen.update(inputs=inputs[0], attended=output[0]))
-    layer.self_attn_layer_norm.register_forward_hook(lambda _, inputs, output: seen.setdefault("norm", inputs[0]))
-    layer.final_layer_norm.register_forward_pre_hook(lambda _, inputs: seen.update(final=inputs[0]))
+    layer.self_attn.register_forward_hook(lambda _, inputs, output: seen.update(x=inputs[0], attended=output[0]))
+    for norm in (before, after):
+        norm.register_forward_pre_hook(lambda norm, inputs: seen.update({norm: inputs[0]}))
     mask = torch.ones(2, 31, dtype=torch.long)
     mask[0, 19:] = 0
-    ids = tokens(2, 31)
-    model(ids, mask)
-    x, weight = seen["inputs"], layer.local_convolution.weight
-    local = torch.zeros_like(x)
+    model(tokens(2, 31), mask)
+    x, weight, local = seen["x"], layer.local_convolution.weight, torch.zeros_like(seen["x"])
     for sample, length in enumerate((19, 31)):
-        for t in range(length):
-            for j in range(5):
-                if 0 <= t + j - 2 < length:
-                    local[sample, t] += weight[:, j] * x[sample, t + j - 2]
-    residual = (seen["norm"] if norm_first else x) + seen["attended"] + local
-    got = seen["final"] if norm_first else seen["norm"]
-    real = mask.bool()
-    torch.testing.assert_close(got[real], residual[real], rtol=0, atol=1e-10)
+        for t, j in itertools.product(range(length), range(5)):
+            if 0 <= t + j - 2 < length:
+                local[sample, t] += weight[:, j] * x[sample, t + j - 2]
+    residual = (seen[before] if norm_first else x) + seen["attended"] + local
+    summed = seen[after] if norm_first else seen[before]
+    torch.testing.assert_close(summed[mask == 1], residual[mask == 1], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(KINDS, SHORTER_INPUTS, [2, 12]))
@@ -232,11 +227,11 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
 
 
-@pytest.mark.parametrize("kind", slow_but(["window_norm_first"], ["none", "window_norm_first"]))
 @pytest.mark.e2e
 @pytest.mark.unchecked
-def test_compiles_as_one_graph(config, kind):
-    model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
+def test_compiles_as_one_graph(config):
+    kind = {**fields("window_norm_first"), "num_hidden_layers": 1}
+    model = randomise(LinformerForMaskedLM(config(**kind))).train()
     ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
     mask[0, 19:] = 0
     labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
@@ -259,34 +254,14 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
 @pytest.mark.e2e
 def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
     """An additive mask would be interpreted the wrong way round."""
-    model, ids = LinformerModel(config()).eval(), tokens(2, 31)
+    model, ids = LinformerModel(config(num_hidden_layers=1)).eval(), tokens(2, 31)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     mask = torch.ones(2, 31)
     mask[0, 20:] = 0
     torch.testing.assert_close(compiled(ids, mask), model(ids, mask.long()))
-    with pytest.raises(RuntimeError, match="attention_mask: expected 1 on real tokens and 0 on padding"):
+    with pytest.raises(RuntimeError, match=r"attention_mask: expected .* 1 on real tokens and 0 on padding"):
         compiled(ids, (1 - mask) * -1e4)
-
-
-IDS = torch.full((2, 31), 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
-        ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
-        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
-        ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
-        ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
-    ],
-)  # fmt: skip
-@pytest.mark.unchecked
-def test_calls_refused(config, arguments, message):
-    model = LinformerForMaskedLM(config())
-    with pytest.raises(InputError, match=re.escape(message)):
-        model(**{"input_ids": IDS, **arguments})
 
 
 BOTH = {"output_hidden_states": True, "output_attentions": True}

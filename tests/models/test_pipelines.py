@@ -48,8 +48,8 @@ def test_pipeline(task, kind, tokenizer, tmp_path):
     alone = run(**inputs)
     batch = run([inputs["inputs"], f"{inputs['inputs']} good bad fine poor"], batch_size=2)
     expected = torch.tensor(flat(alone))
-    found = torch.tensor(flat(batch[0])[: len(expected)])  # features of padding come after those of the text
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    first = torch.tensor(flat(batch[0])[: len(expected)])  # features of padding come after those of the text
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5)
     assert len(expected) and expected.isfinite().all()
 
 

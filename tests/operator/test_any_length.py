@@ -55,7 +55,7 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "projected_dim", "message"),
     [
-        ({}, 8, "projected_dim: expected at most [7, 7, 7] by head in layer 0, got [8, 8, 8]"),
+        ({}, 8, "projected_dim: expected 1 to 7 (those of the projection), got 8"),
         ({"projection": "conv"}, 5, "the kernel of a convolution depends on it, got [5, 7]"),
         ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
     ],

@@ -70,13 +70,13 @@ def test_a_mask_of_floating_point(config, kind, dtype):
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize(("value", "got"), [(-torch.inf, "-inf"), (0.0, "only 0")])
-def test_other_masks_of_floating_point_are_refused(config, value, got):
+@pytest.mark.parametrize("value", [-torch.inf, 0.0])
+def test_other_masks_of_floating_point_are_refused(config, value):
     """In a mask that is added to scores 0 stands for real tokens; without padding it is all zeros."""
     model = LinformerModel(config())
     mask = torch.zeros(3, 31)
     mask[1, 7:] = value
-    with pytest.raises(InputError, match=rf"attention_mask: expected 1 on real .* in floating point, got {got}$"):
+    with pytest.raises(InputError, match=r"attention_mask: expected .* 1 on real .*, got other numbers or only 0"):
         model(tokens(3, 31), mask)
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from linformer_kit import linearize
-from linformer_kit.models.positions import set_positions
+from linformer_kit.models.base import set_positions
 from reproduce import documents
 from reproduce.common import run
 from tests.long_texts import LONGEST, article, write_articles, write_encoder

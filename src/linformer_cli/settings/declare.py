@@ -77,9 +77,12 @@ Document = Literal["auto", "file", "line", "blank_line", "wikitext"]  # how text
 
 
 @dataclass_transform(kw_only_default=True)
-def settings(kind: type[T]) -> type[T]:
-    """A dataclass whose values are checked: wrong ones raise an `InputError` with the name of the first."""
-    config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+def settings(kind: type[T], *, strict: bool = False) -> type[T]:
+    """A dataclass whose values are checked: wrong ones raise an `InputError` with the name of the first.
+
+    With `strict`, values are not converted: "8" is no number.
+    """
+    config = ConfigDict(extra="forbid", coerce_numbers_to_str=not strict, strict=strict)
     checked: Any = dataclass(kw_only=True, config=config)(kind)
     make = checked.__init__
 

@@ -70,7 +70,7 @@ def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode
         else:
             kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
             config = LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
-            model = LinformerModel(config, add_pooling_layer=False)
+            model = LinformerModel(config)
     finally:
         torch.set_default_dtype(before)
     return model.to(device).train(mode == "train")

@@ -123,9 +123,9 @@ def projection_matrices(model: LinformerModel, layers: list[int], head: int) -> 
     With matrices for each head, that of `head`.
     """
     shared = model.encoder.projection
-    modules = {f"layer {layer}": model.encoder.projections[layer] for layer in layers} if shared is None else None
+    by_layer = {f"layer {layer}": model.encoder.projections[layer] for layer in layers}
     matrices = {}
-    for where, module in (modules or {"all layers": shared}).items():
+    for where, module in (by_layer if shared is None else {"all layers": shared}).items():
         if not isinstance(module, LinearProjection):
             continue
         for letter, parameter in (("E", module.key_projection), ("F", module.value_projection)):

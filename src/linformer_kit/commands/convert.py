@@ -6,7 +6,7 @@ from linformer_cli.settings import ConvertSettings
 from linformer_kit.interop.convert import convert
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
-from linformer_kit.models.positions import longest_input
+from linformer_kit.models.base import longest_input
 
 
 def main(settings: ConvertSettings) -> None:

@@ -19,7 +19,7 @@ from linformer_kit.inference.batches import Batches, BatchSettings, Run
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.sentences import text_encoder
-from linformer_kit.models.positions import longest_input
+from linformer_kit.models.base import longest_input
 
 _KIND = "an encoder of texts"
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}

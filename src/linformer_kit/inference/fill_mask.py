@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokeni
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
-from linformer_kit.models.positions import longest_input
+from linformer_kit.models.base import longest_input
 
 
 def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:

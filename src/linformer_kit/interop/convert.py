@@ -33,8 +33,8 @@ from linformer_kit.interop.loading import (
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
+from linformer_kit.models.base import longest_input
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.positions import longest_input
 
 _KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")
@@ -153,11 +153,9 @@ def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: 
     usual = LinformerConfig()
     new: dict[str, Any] = {name: getattr(usual, name) for name in _SLOT_FIELDS}
     new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
-    # An encoder without a head is read without its pooler.
-    kept = model.config.to_dict() | new | {"attention": "linformer", "pooler": False}
+    kept = model.config.to_dict() | new | {"attention": "linformer"}
     config = LinformerConfig.from_dict(kept | dict(fields))
-    left_out = ["pooler.weight", "pooler.bias"] if model.config.pooler else []
-    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), left_out)
+    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), [])
 
 
 def _is_fairseq(source: str) -> bool:

@@ -29,7 +29,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
-from linformer_kit.models.positions import longest_input, position_tables
+from linformer_kit.models.base import longest_input, position_tables
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 TOKENIZER_FILES = (
@@ -133,8 +133,6 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         weights = _check_weights(Path(name))
         check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
     with input_errors(what):
-        # Models with a head save no pooler, and its output is not used here; ours can be built without one.
-        bare = auto_class is AutoModel and config.model_type == "linformer"
         # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
             name,
@@ -142,7 +140,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             trust_remote_code=False,
-            **{"add_pooling_layer": False} if bare else head or {},
+            **head or {},
         )
     if head is not None and config.id2label != head["id2label"]:
         _start_head_anew(model, auto_class)

@@ -30,8 +30,8 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
+from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.models.card import card_of, how_to_load
-from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.projections import PROJECTIONS
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def linearize(
     if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
-    use = how_to_load(linear, "sentence_transformers", "SentenceTransformer", "SentenceTransformer")
+    use = how_to_load(linear, "sentence_transformers", "SentenceTransformer")
     sentences._model_card_text = card_of(linear, longest, use=use)  # what `save` writes as README.md
     return model
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_kit.models.card import write_card
-from linformer_kit.models.positions import check_positions, set_positions
-from linformer_kit.operator.projections import FullAttention, SequenceProjection, each_dim, more_windows
+from linformer_kit.operator.checks import LONGEST
+from linformer_kit.operator.projections import (
+    FullAttention,
+    SequenceProjection,
+    check_resize,
+    each_dim,
+    more_windows,
+)
+from linformer_kit.operator.projections.resampling import resize_positions
 
 
 class LinearModel(PreTrainedModel):
@@ -33,11 +41,24 @@ class LinearModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
-        """As in transformers, with a README.md if the folder has none."""
-        if arguments[0] if arguments else named.get("is_main_process", True):
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        """As in transformers, with a README.md if the folder has none.
+
+        Raises:
+            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
+        """
+        if state_dict is None and any(projection.piece is not None for projection in self.projections()):
+            expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
+            raise InputError(f"state_dict: expected {expected}, got None")
+        if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, *arguments, **named)
+        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""
@@ -53,23 +74,21 @@ class LinearModel(PreTrainedModel):
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the maximum sequence length in-place; the configuration is updated.
+        """Change the maximum sequence length in-place, also in the configuration.
+
+        E, F and the positions are replaced by new parameters, so create the optimizer afterwards. `set_projected_dim`
+        is reset. Other models with the same configuration object and the tokenizer's `model_max_length` (or
+        sentence-transformers' `max_seq_length`) stay as they are.
 
         Args:
             seq_len: The new n in tokens.
-            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically: outputs of
-                texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
-                size and their number grows; a random matrix gets new columns.
-                `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
-                longer or shorter; windows grow or shrink. Outputs of texts of the old length change. A dynamic
-                projection does not depend on n, and only positions are resized.
+            mode: `extend` repeats the columns of E and F and the positions periodically: outputs of texts up to the old
+                length are unchanged, bit for bit. Windows of pooling and convolution keep their size and their number
+                grows; a random matrix gets new columns.
+                `interpolate` stretches E and F (keeping their row sums), kernels and positions, to any length; outputs
+                of texts of the old length change.
                 With shorter_input `stretch`, E and F are stretched in either mode; for a multiple of n, this changes
-                texts of up to n by rounding only.
-
-        This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
-        afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
-        `model_max_length` and sentence-transformers' `max_seq_length` are not changed: until you set them, texts are
-        truncated as before.
+                texts of up to n by rounding only. For a dynamic projection only positions are resized.
 
         Raises:
             InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;
@@ -95,3 +114,68 @@ class LinearModel(PreTrainedModel):
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         """Record a new n and k in the configuration."""
         self.config.max_position_embeddings, self.config.projected_dim = seq_len, projected_dim
+
+
+class Table(NamedTuple):
+    """A table of position embeddings: its owner, the embedding, and the number of unused first rows (as in RoBERTa)."""
+
+    owner: nn.Module
+    embedding: nn.Embedding
+    unused: int
+
+    @property
+    def positions(self) -> int:
+        return self.embedding.num_embeddings - self.unused
+
+
+def position_tables(model: nn.Module) -> list[Table]:
+    """All tables of token positions in a model."""
+    tables = []
+    for owner in model.modules():
+        embedding = getattr(owner, "position_embeddings", None)
+        if isinstance(embedding, nn.Embedding):
+            padding, offset = embedding.padding_idx, getattr(owner, "position_offset", _first(owner, embedding))
+            tables.append(Table(owner, embedding, offset if padding is None else padding + 1))
+    return tables
+
+
+def _first(owner: nn.Module, embedding: nn.Embedding) -> int:
+    """The first number in `position_ids`, by its length, so that it is known on the meta device too."""
+    numbers = getattr(owner, "position_ids", None)
+    return 0 if numbers is None else embedding.num_embeddings - numbers.shape[-1]
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """n in tokens: the size of the tables, else the configuration's value; None if there is no limit."""
+    tables = [table.positions for table in position_tables(model)]
+    return min(tables, default=getattr(model.config, "max_position_embeddings", None))
+
+
+def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
+    """Check that `set_positions` can resize a model."""
+    now, kind = longest_input(model), type(model).__name__
+    if now is None:
+        raise InputError(f"seq_len: expected none for {kind}, whose inputs have a fixed size, got {seq_len}")
+    check_resize(now, seq_len, mode)
+    if seq_len > LONGEST:
+        raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
+    if not position_tables(model) and not any("Rotary" in type(module).__name__ for module in model.modules()):
+        expected = f"none, since {kind} has no plain table of positions (merge adapters first)"
+        raise InputError(f"seq_len: expected {expected}, got {seq_len}")
+
+
+@torch.no_grad()
+def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
+    """Resize the tables (`position_embeddings`) and the configuration of a model to seq_len tokens, in-place."""
+    more = seq_len - cast(int, longest_input(model))
+    for owner, old, unused in position_tables(model):
+        for name in ("position_ids", "token_type_ids"):  # buffers of the same length as the table
+            if name in owner._buffers:
+                buffer = getattr(owner, name)
+                numbers = torch.arange(buffer.shape[-1] + more).to(buffer)[None]
+                setattr(owner, name, numbers + _first(owner, old) if name == "position_ids" else 0 * numbers)
+        positions = resize_positions(old.weight[unused:], seq_len, mode)
+        table = torch.cat([old.weight[:unused], positions])
+        trains = old.weight.requires_grad
+        owner.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not trains, padding_idx=old.padding_idx)
+    model.config.max_position_embeddings += more

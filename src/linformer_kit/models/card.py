@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import yaml
-from huggingface_hub import ModelCard, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from linformer_cli.settings import is_local_path
@@ -15,7 +14,7 @@ from linformer_cli.settings import is_local_path
 CARD = "README.md"
 
 _TEXT = """---
-{fields}
+{data}
 ---
 
 # {kind}
@@ -34,11 +33,10 @@ model = {call}("FOLDER")
 
 
 def write_card(model: PreTrainedModel, folder: Path, longest: int, *, use: str | None = None) -> None:
-    """Write the card of a model into its folder, which may be new, unless there is one; arguments as in `card_of`."""
-    if folder.is_file() or (folder / CARD).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).write_text(card_of(model, longest, use=use), encoding="utf-8")
+    """Write the card of a model into its folder, which may be new, unless there is one; arguments as of `card_of`."""
+    if not folder.is_file() and not (folder / CARD).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CARD).write_text(card_of(model, longest, use=use), encoding="utf-8")
 
 
 def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> str:
@@ -50,41 +48,40 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
         use: How to use what the folder holds; None: it is the model, and transformers loads it.
     """
     kind, base = type(model).__name__, model.name_or_path
-    fields: dict[str, Any] = {"library_name": "transformers", "tags": ["linformer"]}
-    if base and not is_local_path(base):
-        fields["base_model"] = base
-    if base and (known := license_of(base, download=False)):
-        fields["license"] = known
+    is_local = not base or is_local_path(base)
+    data = ModelCardData(
+        library_name="transformers",
+        tags=["linformer"],
+        base_model=None if is_local else base,
+        license=license_of(base, download=False) if base else None,
+    )
     head = re.search(r"For[A-Z]\w*$", kind)
-    loader = f"AutoModel{head[0] if head else ''}"
     return _TEXT.format(
-        fields=yaml.safe_dump(fields, sort_keys=False).strip(),
+        data=data.to_yaml(),
         kind=kind,
         longest=longest,
-        source=f", made from {Path(base).name if is_local_path(base) else base}" if base else "",
-        use=use or how_to_load(model, "transformers", loader, f"{loader}.from_pretrained"),
+        source=f", made from {Path(base).name if is_local else base}" if base else "",
+        use=use or how_to_load(model, "transformers", f"AutoModel{head[0] if head else ''}.from_pretrained"),
     )
 
 
-def how_to_load(model: PreTrainedModel, module: str, loader: str, call: str) -> str:
-    """How a saved model is loaded: by `call`, which `loader`, imported from `module`, is or has."""
-    library, kind = module.replace("_", "-"), model.config.model_type
-    return _USE.format(library=library, model_type=kind, module=module, loader=loader, call=call)
+def how_to_load(model: PreTrainedModel, module: str, call: str) -> str:
+    """How a saved model is loaded: by a call of what is imported from a module."""
+    library, model_type, loader = module.replace("_", "-"), model.config.model_type, call.partition(".")[0]
+    return _USE.format(library=library, model_type=model_type, module=module, loader=loader, call=call)
 
 
 def license_of(base: str, *, download: bool) -> str | None:
-    """The licence that the model card of a folder or hub id names; None if none is known.
+    """The licence that the card of a folder or hub id names; None if none is known.
 
-    Args:
-        base: The model.
-        download: Whether to download the card of a model on the hub; else it is read if it is in the cache.
+    With `download` the card of a model on the hub is downloaded; else it is read if it is in the cache.
     """
-    if is_local_path(base):
-        place: Any = Path(base) / CARD
-    else:
-        place = base if download else try_to_load_from_cache(base, CARD)
     try:
-        found = ModelCard.load(place).data.get("license")
+        if is_local_path(base):
+            card = ModelCard.load(Path(base) / CARD)
+        else:
+            card = ModelCard.load(base if download else cast(str, try_to_load_from_cache(base, CARD)))
+        license = card.data.get("license")
     except Exception:  # no card, no network, or a card without settings
         return None
-    return ", ".join(map(str, found)) if isinstance(found, list) else found and str(found)
+    return ", ".join(map(str, license)) if isinstance(license, list) else license and str(license)

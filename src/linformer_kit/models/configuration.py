@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import logging
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +14,8 @@ from transformers.activations import ACT2FN
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings
-from linformer_kit.operator.projections import PROJECTIONS, largest_dim
+from linformer_cli.settings.declare import settings
+from linformer_kit.operator.projections import largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,13 @@ _FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):
-    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`;
-    `linformer pretrain --help` says what each does.
+    """Configuration of a Linformer encoder: the fields of `settings.ModelSettings`, and one more.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
-
-    Two additional fields: with `pooler`, for converted encoders, `LinformerModel` has BERT's pooler, a linear map and
-    tanh over the first token; models with a head have no pooler. `trained_columns` is what `finetune` records of its
-    files in a classifier of any type, so that it stays with the model (`inference.classifier.trained_columns`).
+    `linformer pretrain --help` says what each field does; `finetune` records its columns in `trained_columns`.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
-
-    The constructor raises an error for unknown fields. `from_pretrained`, `from_json_file` and `from_dict` keep unknown
-    fields of the file, since a later version or a user may have written them.
 
     Raises:
         InputError: a ValueError with the name of the field, the expected and the given value; for unknown fields too.
@@ -64,55 +57,36 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     model_type = "linformer"
 
-    pooler: bool = False
     trained_columns: dict[str, Any] | None = None
 
-    def __post_init__(self, *, _from_file: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        _refuse_unknown(kwargs)
+    def __post_init__(self, **kwargs: Any) -> None:
+        _reject_unknown(kwargs)
         _check_fields(self)
-        super().__post_init__(**kwargs, **(_from_file or {}))
+        super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from the content of a file; unknown fields are kept, with a warning, and saved again.
+        """Build a configuration from the content of a file.
+
+        Unknown fields, of a later version or of the user, are kept and saved again, with a warning.
 
         Raises:
-            InputError: for an invalid value of a field, in the file or among the keywords, and for a keyword that is a
-                misspelt field.
+            InputError: for an invalid value, in the file or among the keywords, and for a misspelt keyword.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
-        unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
-        if unknown:
-            warn_of_unknown(frozenset(unknown))
+        unknown = config_dict.keys() - fields - _TRANSFORMERS_FIELDS
         known = {name: value for name, value in config_dict.items() if name not in unknown}
-        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # must not replace methods
         returns_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_dict(
-            {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
-        )
+        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
         _check_fields(config)  # again, since the keywords are set one by one
         # Callers may pass keywords for tokenizers and models; only a near match of a field is treated as misspelt.
-        _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        _reject_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        if unknown:
+            warn_of_unknown(frozenset(unknown))
+        for name in unknown:
+            if not hasattr(cls, name):  # must not replace methods
+                setattr(config, name, config_dict[name])
         return (config, unused) if returns_unused else config
-
-    @classmethod
-    def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
-        """As in transformers, except that unknown keywords raise an error instead of being ignored.
-
-        Raises:
-            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` is true.
-        """
-        returns_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_pretrained(*arguments, return_unused_kwargs=True, **kwargs)
-        if returns_unused:
-            return config, unused
-        _refuse_unknown(unused)
-        return config
-
-    @classmethod
-    def from_json_file(cls, json_file: str | os.PathLike[str]) -> Any:
-        """As in transformers, through `from_dict`."""
-        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def projected_dim_of(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
@@ -124,7 +98,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         return largest_dim(self.projected_dim)
 
 
-def _refuse_unknown(fields: Iterable[str]) -> None:
+def _reject_unknown(fields: Iterable[str]) -> None:
     """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
         if name not in _TRANSFORMERS_FIELDS:
@@ -143,24 +117,25 @@ def warn_of_unknown(names: frozenset[str]) -> None:
     logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
 
+@functools.partial(settings, strict=True)
+class _Fields(ModelSettings):
+    """The fields without conversion: "8" and True are no numbers."""
+
+
 def _check_fields(config: LinformerConfig) -> None:
-    """Check fields by the limits in `ModelSettings`, which also converts values such as "12", then contradictions."""
-    checked = ModelSettings(**{name: getattr(config, name) for name in _FIELDS})
-    for name, value in vars(checked).items():
+    """Check fields by the limits in `ModelSettings`, then contradictions."""
+    for name, value in vars(_Fields(**{name: getattr(config, name) for name in _FIELDS})).items():
         setattr(config, name, value)
+    labels = config.id2label
+    _require(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)
     _require(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
     _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        known = f"a token id under vocab_size {config.vocab_size}"
-        _require((getattr(config, name) or 0) < config.vocab_size, name, known, getattr(config, name))
-    _require(
-        config.hidden_size % config.num_attention_heads == 0,
-        "num_attention_heads",
-        f"a divisor of hidden_size {config.hidden_size}",
-        config.num_attention_heads,
-    )
+    pad, known = config.pad_token_id, f"a token id under vocab_size {config.vocab_size}"
+    _require(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
+    heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
+    _require(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
 
@@ -171,15 +146,8 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
     fits = by_layer is not projected_dim or len(by_layer) == layers
     _require(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
-    slots = [
+    for each in by_layer:
         slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
-        for each in by_layer
-    ]
-    if not PROJECTIONS[config.projection].nested:
-        sharing = [sum(slots, start=())] if config.sharing == "layerwise" else slots
-        kernel = f"a kernel of {config.projection}, since its size depends on k"
-        expected = f"the same k in all layers and heads that share {kernel}"
-        _require(all(len(set(dims)) == 1 for dims in sharing), "projected_dim", expected, projected_dim)
 
 
 def _require(condition: bool, name: str, expected: str, got: Any) -> None:

@@ -5,11 +5,12 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN, GELUActivation
@@ -21,20 +22,20 @@ from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import is_replaced
 from linformer_kit.operator.padding import put_back, take_positions, zero_padding
-from linformer_kit.operator.projections import FullAttention, SequenceProjection, SharedProjection, build_projection
+from linformer_kit.operator.projections import (
+    FullAttention,
+    SequenceProjection,
+    SharedProjection,
+    build_projection,
+    inside,
+)
 from linformer_kit.operator.slots import Order
-
-Part = TypeVar("Part", bound=nn.Module)
 
 
 class LocalConvolution(nn.Module):
     """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
 
-    Not in the paper. `weight` is `[embed, width]`; there is no bias.
-
-    Args:
-        embed_dim: Width of inputs and output.
-        width: w, the kernel size in tokens, an odd number.
+    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias.
     """
 
     def __init__(self, embed_dim: int, width: int) -> None:
@@ -46,34 +47,15 @@ class LocalConvolution(nn.Module):
         """Initialise uniformly with variance 1/(3w), as torch's convolutions."""
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, width={self.weight.shape[1]}"
-
     def forward(
-        self,
-        hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
-        rows: slice | None = None,
-    ) -> Float[Tensor, "batch rows embed"]:
-        """Convolve over the real tokens.
-
-        Args:
-            hidden: Inputs, right-padded.
-            lengths: Number of real tokens of each sequence; None: all.
-            rows: Positions to compute; None: all.
-        """
+        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch seq_len embed"]:
+        """Convolve over the real tokens of right-padded sequences; `lengths` is their number (None: all)."""
         embed, width = self.weight.shape
-        reach = width // 2
-        first = 0
-        if rows is not None:
-            first = max(0, rows.start - reach)
-            hidden = hidden[:, first : rows.stop + reach]
-        hidden = zero_padding(hidden, None if lengths is None else lengths - first)
         # As an image of one row with channels last, the only layout that is fast on CPUs.
-        image = hidden.transpose(1, 2)[:, :, None]
+        image = zero_padding(hidden, lengths).transpose(1, 2)[:, :, None]
         weight = self.weight[:, None, None]
-        convolved = kernels.widened(F.conv2d, image, weight, padding=(0, reach), groups=embed)[:, :, 0].transpose(1, 2)
-        return convolved if rows is None else convolved[:, rows.start - first : rows.stop - first]
+        return kernels.widened(F.conv2d, image, weight, padding=(0, width // 2), groups=embed)[:, :, 0].transpose(1, 2)
 
 
 class LinformerLayer(GradientCheckpointingLayer):
@@ -127,27 +109,20 @@ class LinformerLayer(GradientCheckpointingLayer):
         return self._feed_forward(hidden, attended), weights
 
     def run_in_blocks(
-        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, *, in_place: bool
+        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch seq_len embed"]:
-        """`forward` in blocks of tokens, in inference: given the slots, tokens are independent.
-
-        With `in_place` the result may be written into `hidden`.
-        """
+        """`forward` in blocks of tokens, which overwrites `hidden`: given the slots, tokens are independent."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
         slots = self.self_attn.project(keys, keys, lengths).arranged()
-        # A convolution reads inputs of the previous block.
-        is_read_later = inputs is hidden and self.local_convolution is not None
-        output = hidden if in_place and not is_read_later else torch.empty_like(hidden)
-        batch, seq_len, _ = hidden.shape
-        for samples, rows in kernels.blocks(batch, seq_len, kernels.block_tokens(self.widest)):
+        local = None if self.local_convolution is None else self.local_convolution(inputs, lengths)
+        for samples, rows in token_blocks(hidden, self.widest):
             block = (samples, rows)
             attended, _ = self.self_attn.attend(inputs[block], slots.of_block(samples, rows))
-            if self.local_convolution is not None:
-                of_block = None if lengths is None else lengths[samples]
-                attended = attended + self.local_convolution(inputs[samples], of_block, rows)
-            output[block] = self._feed_forward(hidden[block], attended)
-        return output
+            if local is not None:
+                attended = attended + local[block]
+            hidden[block] = self._feed_forward(hidden[block], attended)
+        return hidden
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Run everything after attention; tokens are independent here."""
@@ -168,11 +143,11 @@ class LinformerEncoder(nn.Module):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
-        self.linear = config.attention == "linformer"
+        self.is_full = config.attention == "full"
         dims = [config.projected_dim_of(layer) for layer in range(config.num_hidden_layers)]
-        # Owned here, so that the shared matrix is saved, counted and trained once.
+        # Here and not in a layer, so that the shared matrix is saved, counted and trained once.
         self.projection: SequenceProjection | None = None
-        if not self.linear:
+        if self.is_full:
             layers = [LinformerLayer(config, FullAttention(config.num_attention_heads)) for _ in dims]
         elif config.sharing == "layerwise":
             self.projection = _projection(config, config.largest_projected_dim)
@@ -183,78 +158,71 @@ class LinformerEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
 
     @property
-    def attentions(self) -> list[ProjectedAttention]:
-        """The attention of each layer."""
-        return [found for layer in self.layers if (found := _first(ProjectedAttention, layer)) is not None]
-
-    @property
-    def projections(self) -> list[SequenceProjection | None]:
+    def projections(self) -> list[SequenceProjection]:
         """The projection of each layer: its own, or the shared one."""
-        return [_first(SequenceProjection, self.projection or attention) for attention in self.attentions]
+        return [inside(self.projection or layer) for layer in self.layers]
 
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
-        *,
-        output_attentions: bool,
-        output_hidden_states: bool,
-        in_blocks: bool = False,
+        lengths: Int[Tensor, " batch"] | None = None,
         order: Int[Tensor, "batch seq_len"] | None = None,
+        *,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
         Returned hidden states and weights are on the path between layers, so that their gradients can be retained.
 
         Args:
-            hidden: Embeddings. Their memory may be used for the output if layers run in blocks.
+            hidden: Embeddings.
             lengths: Number of real tokens of each sequence; None: all.
+            order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
-            in_blocks: Whether layers run in blocks of tokens (`kernels.runs_in_blocks`), without P̄.
-            order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
         """
         hidden_states: list[Tensor] = []
         attentions: list[Tensor] = []
-        in_place = not output_hidden_states
-        of_weights = None if order is None else Order(order, columns=not self.linear)
-        if output_hidden_states:
-            hidden = self._shown(hidden, order, hidden_states)
+        of_weights = None if order is None else Order(order, columns=self.is_full)
+
+        def shown(hidden: Tensor) -> Tensor:
+            """Add to the hidden states that are returned; what the next layer gets is computed from them."""
+            if not output_hidden_states:
+                return hidden
+            hidden_states.append(put_back(hidden, order))
+            return hidden if order is None else take_positions(hidden_states[-1], order)
+
         for layer in self.layers:
-            weights = None
-            if in_blocks:
-                hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths, in_place=in_place)
-            else:
-                hidden, weights = layer(hidden, lengths, output_attentions, of_weights)
-            if output_hidden_states:
-                hidden = self._shown(hidden, order, hidden_states)
+            hidden, weights = layer(shown(hidden), lengths, output_attentions, of_weights)
             if weights is not None:
                 attentions.append(weights)
-        if self.layer_norm is not None:
-            if in_blocks and in_place:
-                batch, seq_len, embed = hidden.shape
-                for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
-                    hidden[block] = self.layer_norm(hidden[block])
-            else:
-                hidden = self.layer_norm(hidden)
-            if output_hidden_states:
-                hidden_states.pop()
-                hidden = self._shown(hidden, order, hidden_states)
+        hidden = shown(hidden if self.layer_norm is None else self.layer_norm(hidden))
         return BaseModelOutput(
             last_hidden_state=put_back(hidden, order),
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
 
-    def _shown(self, hidden: Tensor, order: Tensor | None, hidden_states: list[Tensor]) -> Tensor:
-        """Add hidden states in the order of the caller to those that are returned; returns what the next layer gets."""
-        hidden_states.append(put_back(hidden, order))
-        return hidden if order is None else take_positions(hidden_states[-1], order)
+    def run_in_blocks(
+        self,
+        hidden: Float[Tensor, "batch seq_len embed"],
+        lengths: Int[Tensor, " batch"] | None,
+        order: Int[Tensor, "batch seq_len"] | None,
+    ) -> BaseModelOutput:
+        """`forward` in blocks of tokens, in inference: everything is computed in the memory of `hidden`."""
+        for layer in self.layers:
+            hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths)
+        if self.layer_norm is not None:
+            for block in token_blocks(hidden, hidden.shape[-1]):
+                hidden[block] = self.layer_norm(hidden[block])
+        return BaseModelOutput(last_hidden_state=put_back(hidden, order))
 
 
-def _first(kind: type[Part], module: nn.Module) -> Part | None:
-    """The module itself or the first of this class inside it: adapters and compilation wrap modules."""
-    return next((part for part in module.modules() if isinstance(part, kind)), None)
+def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> Iterator[tuple[slice, slice]]:
+    """Samples and positions of blocks of tokens, small enough for activations of this width."""
+    batch, seq_len = tokens.shape[:2]
+    return kernels.blocks(batch, seq_len, kernels.block_tokens(width))
 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:

@@ -5,12 +5,18 @@
     LinformerForTokenClassification     a label for each token
     LinformerForQuestionAnswering       start and end position of the answer
 
+All take the arguments of `LinformerModel.forward`; `**outputs` are `output_attentions` and `output_hidden_states`.
+
+A loss is the sum over the labels of a batch, divided by the number of labels of the whole update
+(`num_items_in_batch`; default: those of the batch): so accumulated gradients equal those of one large batch.
+
 Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -20,15 +26,14 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
 from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.embeddings import first_token
-from linformer_kit.models.inputs import check_ids, check_integers
-from linformer_kit.models.losses import label_loss, position_loss, problem_of, token_loss
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.operator.padding import take_positions
 
 
 class LinformerLMHead(nn.Module):
@@ -56,7 +61,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
         self.lm_head = LinformerLMHead(config)
         self.post_init()
 
@@ -75,57 +80,33 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         labels: Int[Tensor, "batch seq_len"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         predicted_positions: Int[Tensor, " predicted"] | None = None,
+        **outputs: bool | None,
     ) -> MaskedLMOutput:
         """Predict tokens. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
             labels: Target tokens; -100 is ignored.
-            num_items_in_batch: Number of labelled tokens in all forward passes of one update; the loss is a mean over
-                them, so that accumulated gradients equal those of the large batch. Default: those of this batch.
+            num_items_in_batch: Number of labelled tokens in all forward passes of one update.
             predicted_positions: Tokens to run the head on, as indices into the flattened batch: token t of sequence s
                 is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
                 Default: all tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        hidden = outputs.last_hidden_state
-        if labels is not None:
-            check_integers("labels", labels, hidden.shape[:2])
+        encoded = self.linformer(*inputs, **outputs, return_dict=True)
+        hidden = encoded.last_hidden_state
         if predicted_positions is not None:
-            check_integers("predicted_positions", predicted_positions, predicted_positions.shape[:1])
-            check_ids("predicted_positions", predicted_positions, hidden.shape[:2].numel())
             hidden = hidden.flatten(0, 1)[predicted_positions]
             labels = None if labels is None else labels.flatten()[predicted_positions]
         logits = self.lm_head(hidden)
-        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        loss = None if labels is None else _token_loss(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
 def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
     """Indices of the labelled tokens in the flattened batch, for `predicted_positions` of `LinformerForMaskedLM`."""
     return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
-
-
-class LinformerClassificationHead(nn.Module):
-    """Map the hidden state of the first real token to logits over the labels, as in RoBERTa."""
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self, hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None = None
-    ) -> Float[Tensor, "batch labels"]:
-        first = first_token(hidden, attention_mask)
-        return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
 
 
 class LinformerClassifier(LinformerPreTrainedModel):
@@ -136,7 +117,7 @@ class LinformerClassifier(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
 
     @can_return_tuple
     def forward(
@@ -147,30 +128,27 @@ class LinformerClassifier(LinformerPreTrainedModel):
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **outputs: bool | None,
     ) -> SequenceClassifierOutput | TokenClassifierOutput:
         """Classify. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
             labels: For tokens: class ids `[batch, seq_len]`; -100 is ignored. For sequences: class ids `[batch]`, or
                 targets `[batch, num_labels]` (`[batch]` for one regression output).
-            num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
+            num_items_in_batch: Number of labels in all forward passes of one update.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        logits = self._logits(outputs.last_hidden_state, attention_mask)
+        encoded = self.linformer(*inputs, **outputs, return_dict=True)
+        logits = self._logits(encoded.last_hidden_state, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return self.output_class(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        return token_loss(logits, labels, num_items_in_batch)
+        return _token_loss(logits, labels, num_items_in_batch)
 
 
 class LinformerForSequenceClassification(LinformerClassifier):
@@ -184,17 +162,25 @@ class LinformerForSequenceClassification(LinformerClassifier):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.classifier = LinformerClassificationHead(config)
+        self.classifier = RobertaClassificationHead(config)
         self.post_init()
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return self.classifier(hidden, attention_mask)
+        if attention_mask is None:
+            return self.classifier(hidden[:, :1])
+        first = (attention_mask != 0).int().argmax(dim=1)  # padding may be on the left
+        return self.classifier(take_positions(hidden, first[:, None]))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        problem = self.config.problem_type or problem_of(labels, self.num_labels)
-        loss = label_loss(problem, logits, labels, num_items_in_batch)
-        self.config.problem_type = problem
-        return loss
+        if self.config.problem_type is None:
+            of_classes = "single" if labels.dtype in (torch.long, torch.int) else "multi"
+            self.config.problem_type = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
+        if self.config.problem_type == "single_label_classification":
+            return _token_loss(logits, labels, num_items_in_batch)
+        loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+        logits = logits.float()
+        losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
+        return _mean(losses, losses.numel(), num_items_in_batch)
 
 
 class LinformerForTokenClassification(LinformerClassifier):
@@ -204,7 +190,8 @@ class LinformerForTokenClassification(LinformerClassifier):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -217,7 +204,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.linformer = LinformerModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -231,36 +218,37 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         start_positions: Int[Tensor, " batch"] | Int[Tensor, "batch 1"] | None = None,
         end_positions: Int[Tensor, " batch"] | Int[Tensor, "batch 1"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **outputs: bool | None,
     ) -> QuestionAnsweringModelOutput:
         """Find answers. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            start_positions: First token of each answer; positions outside the sequence are ignored, as in transformers,
-                because long texts are truncated.
+            start_positions: First token of each answer; those after the end of a truncated text are ignored.
             end_positions: Last token of each answer, likewise.
-            num_items_in_batch: Answers in all forward passes of one update; see `LinformerForMaskedLM`.
+            num_items_in_batch: Number of answers in all forward passes of one update.
         """
         if (start_positions is None) != (end_positions is None):
             raise InputError("start_positions, end_positions: expected both or neither, got one")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            start_loss = position_loss("start_positions", start_logits, start_positions, num_items_in_batch)
-            end_loss = position_loss("end_positions", end_logits, end_positions, num_items_in_batch)
-            loss = (start_loss + end_loss) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        encoded = self.linformer(*inputs, **outputs, return_dict=True)
+        start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)
+        targets = (start_positions, end_positions)
+        loss = self.loss_function(start_logits, end_logits, *targets, num_items_in_batch=num_items_in_batch)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)
 
 
-def _classifier_dropout(config: LinformerConfig) -> float:
-    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+def _token_loss(
+    logits: Float[Tensor, "*tokens labels"], labels: Int[Tensor, "*tokens"], num_items_in_batch: Tensor | int | None
+) -> Float[Tensor, ""]:
+    """Cross-entropy of tokens; -100 marks tokens without a label."""
+    if labels.shape != logits.shape[:-1]:
+        raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+    return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+def _mean(losses: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Sum over the items of this forward pass, divided by the number of items in the whole update."""
+    total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
+    return losses.sum() / total.clamp(min=1)

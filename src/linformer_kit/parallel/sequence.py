@@ -23,21 +23,19 @@ import torch.distributed as dist
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
 from linformer_kit.models.heads import (
-    LinformerClassificationHead,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.models.positions import check_plain_table
 from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
@@ -223,8 +221,6 @@ class SequenceParallel:
     def _install(self) -> None:
         base = self.model.base_model
         base.register_forward_pre_hook(self._check_piece, with_kwargs=True)
-        if base.pooler is not None:
-            base.pooler.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0]))
         piece = Piece(
             self.positions,
             add=functools.partial(add, group=self.group),
@@ -234,12 +230,11 @@ class SequenceParallel:
         for module in self.model.modules():
             if isinstance(module, SequenceProjection):
                 module.piece = piece
-            if isinstance(module, LinformerClassificationHead):
-                module.register_forward_pre_hook(
-                    lambda _, arguments: (self._of_first(first_token(*arguments))[:, None], None)
-                )
+            if isinstance(module, RobertaClassificationHead):  # over the first token of each sequence
+                module.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0][:, 0])[:, None])
             if isinstance(module, LocalConvolution) and module.weight.shape[1] > 1:
                 module.register_forward_pre_hook(self._with_neighbours)
+                module.register_forward_hook(self._without_neighbours)
 
     def _of_first(self, hidden: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch embed"]:
         """Broadcast the first process's tensor, since it has the first token."""
@@ -249,11 +244,13 @@ class SequenceParallel:
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""
-        hidden, lengths = arguments
-        reach, length = module.weight.shape[1] // 2, hidden.shape[1]
-        hidden = zero_padding(hidden, lengths)
+        reach, hidden = module.weight.shape[1] // 2, zero_padding(*arguments)
         (before,), (after,) = exchange([hidden], reach, reach, group=self.group)
-        return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
+        return torch.cat([before, hidden, after], dim=1), None
+
+    def _without_neighbours(self, module: LocalConvolution, _: Any, convolved: Tensor) -> Tensor:
+        reach = module.weight.shape[1] // 2
+        return convolved[:, reach : convolved.shape[1] - reach]
 
     @torch.no_grad()
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -282,7 +279,11 @@ def _check_model(model: nn.Module, ranks: int) -> None:
     if not isinstance(model, _MODELS):
         names = ", ".join(kind.__name__ for kind in _MODELS)
         raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
-    check_plain_table(model)
+    table = model.base_model.embeddings.position_embeddings
+    if not isinstance(table, nn.Embedding):
+        raise InputError(
+            f"model: expected a plain table of positions, got {type(table).__name__}; merge adapters first"
+        )
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":

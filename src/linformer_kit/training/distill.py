@@ -20,7 +20,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
-from linformer_kit.models.positions import check_positions, longest_input, set_positions
+from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.training.adapter import (
     add_adapter,

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
 from linformer_kit.models.encoder import LinformerLayer
+from linformer_kit.models.inputs import Inputs
 from linformer_kit.operator import kernels
 from tests.conftest import SIZES
 
@@ -39,16 +40,13 @@ def padded(batch, length):
 def test_blocks_of_tokens_give_what_the_whole_gives(monkeypatch, small_blocks, fields, mask):
     model = model_of(**fields)
     ids = torch.randint(5, 101, (4, 31))
-    whole = model(ids, mask, output_hidden_states=True)
+    whole = model(ids, mask)
     real = slice(None) if mask is None else mask.bool()
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             assert runs_in_blocks(monkeypatch, model, ids, attention_mask=mask)
             blocked = model(ids, mask)
-            kept = model(ids, mask, output_hidden_states=True)
         assert torch.allclose(blocked.last_hidden_state[real], whole.last_hidden_state[real], rtol=0, atol=1e-11)
-        for ours, plain in zip(kept.hidden_states, whole.hidden_states, strict=True):
-            assert torch.allclose(ours[real], plain[real], rtol=0, atol=1e-11)
 
 
 def test_inputs_are_never_overwritten(small_blocks):
@@ -58,9 +56,9 @@ def test_inputs_are_never_overwritten(small_blocks):
     with torch.no_grad():
         first = model(inputs_embeds=embeds).last_hidden_state
         assert torch.equal(embeds, given)
-        hidden = model.embeddings(embeds, torch.arange(31)[None], None)
+        hidden = model.embeddings(Inputs(embeds, torch.arange(31)[None], None, None, None))
         kept = hidden.clone()
-        second = model.encoder(hidden, None, output_attentions=False, output_hidden_states=False).last_hidden_state
+        second = model.encoder(hidden).last_hidden_state
     assert torch.equal(hidden, kept)
     assert torch.equal(model(inputs_embeds=embeds).last_hidden_state, second)  # with gradients: not in blocks either
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
@@ -105,7 +103,7 @@ def runs_in_blocks(monkeypatch, model, ids, **arguments):
 
 @pytest.mark.parametrize(
     "how",
-    ["gradients", "training", "one dropout", "autocast", "attentions", "few tokens", "formats", "nothing of these"],
+    ["gradients", "training", "one dropout", "autocast", "attentions", "states", "few tokens", "formats", "none"],
 )
 def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
     model = model_of()
@@ -121,8 +119,9 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
             layer.self_attn.float()
         monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended: attended)
     with torch.set_grad_enabled(how == "gradients"), torch.autocast("cpu", enabled=how == "autocast"):
-        blocked = runs_in_blocks(monkeypatch, model, ids, output_attentions=how == "attentions")
-    assert blocked == (how == "nothing of these")
+        asked = {"output_attentions": how == "attentions", "output_hidden_states": how == "states"}
+        blocked = runs_in_blocks(monkeypatch, model, ids, **asked)
+    assert blocked == (how == "none")
 
 
 @pytest.mark.parametrize("what", ["fc1", "q_proj", "self_attn"])

@@ -36,7 +36,7 @@ def test_a_drawn_number_of_slots_depends_on_seed_and_update_alone():
 
 def test_updates_draw_slots_and_evaluation_has_all(masked):
     task = masked(elastic_projected_dims=[7, 3, 2])
-    attention = task.model.linformer.encoder.attentions[0]
+    attention = task.model.linformer.encoder.layers[0].self_attn
     for update in range(11):
         task.begin(update)
         assert attention.projected_dim == drawn_projected_dim([7, 3, 2], seed=5, update=update)

@@ -50,7 +50,6 @@ _ENCODER_NAMES: _Names = (
     ("intermediate.dense", "fc1"),
     ("output.dense", "fc2"),
     ("output.LayerNorm", "final_layer_norm"),
-    ("pooler.dense", "pooler"),
 )
 _ROBERTA_NAMES: _Names = (*_ENCODER_NAMES, ("roberta.", "linformer."), ("lm_head.bias", "lm_head.decoder.bias"))
 _BERT_NAMES: _Names = (
@@ -65,7 +64,7 @@ _BERT_NAMES: _Names = (
 _BERT_CLASSIFIER_NAMES: _Names = (
     *_BERT_NAMES,
     ("classifier", "classifier.out_proj"),
-    ("linformer.pooler", "classifier.dense"),
+    ("linformer.pooler.dense", "classifier.dense"),
 )
 
 # Fields of the configuration that have the same name in ours.
@@ -79,7 +78,7 @@ _SAME = (
 def load_roberta_checkpoint(
     source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
 ) -> LinformerPreTrainedModel:
-    """Load a RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: all its weights are kept, E and F are new.
+    """Load a RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: its weights except a pooler's are kept, E and F are new.
 
     Args:
         source: Folder or hub id.
@@ -102,9 +101,9 @@ def load_roberta_checkpoint(
 def load_bert_checkpoint(
     source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
 ) -> LinformerPreTrainedModel:
-    """Load a BERT as a Linformer: all its weights are kept, E and F are new.
+    """Load a BERT as a Linformer: its weights except a pooler's are kept, E and F are new.
 
-    Of a `BertForPreTraining` the masked language model is kept; the next-sentence head and its pooler are left out.
+    Of a `BertForPreTraining` the masked language model is kept; the next-sentence head is left out.
 
     Args, Returns, Raises: as `load_roberta_checkpoint`.
     """
@@ -135,10 +134,6 @@ def convert_encoder(
     if config.model_type in _BERT:
         offset = 0
         names = _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES
-        if kind == "ForPreTraining":
-            unused = [name for name in weights if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
-            left_out = left_out + unused
-            weights = {name: tensor for name, tensor in weights.items() if name not in unused}
     else:
         if kind == "ForMaskedLM" and config.hidden_act != "gelu":
             # Their head always uses gelu; ours uses the activation of the layers.
@@ -146,8 +141,12 @@ def convert_encoder(
         if config.pad_token_id is None:
             raise InputError(f"{source}: expected a pad_token_id (positions begin after it), got None")
         offset, names = config.pad_token_id + 1, _ROBERTA_NAMES
+    if kind in ("Model", "ForPreTraining"):
+        unused = [name for name in weights if name.startswith(("pooler.", "bert.pooler.", "cls.seq_relationship."))]
+        left_out = left_out + unused
+        weights = {name: tensor for name, tensor in weights.items() if name not in unused}
     weights = {_renamed(name, names): tensor for name, tensor in weights.items()}
-    kept = _kept_fields(config, offset) | {"pooler": "pooler.weight" in weights}
+    kept = _kept_fields(config, offset)
     model_class = classes[kind]
     wanted = linformer_config(source, kept, fields)
     if wanted.max_position_embeddings != kept["max_position_embeddings"]:
