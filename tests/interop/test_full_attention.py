@@ -12,7 +12,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
-from linformer_kit.interop.convert import convert_full_attention
+from linformer_kit import load_encoder_checkpoint as load
 from tests.conftest import SHARINGS, randomise
 
 SIZES = {
@@ -36,7 +36,7 @@ def transformer(folder, model_class=LinformerForMaskedLM, **fields):
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_weight_is_kept_and_only_e_and_f_are_new(sharing, tmp_path):
     theirs = transformer(tmp_path).state_dict()
-    model = convert_full_attention(str(tmp_path), {"projected_dim": 7, "sharing": sharing}, "extend").model
+    model = load(tmp_path, projected_dim=7, sharing=sharing)
     assert (model.config.attention, model.config.projected_dim, model.config.sharing) == ("linformer", 7, sharing)
     assert model.config.norm_first and not model.training
     ours = model.state_dict()
@@ -50,7 +50,7 @@ def test_from_python_by_the_configuration(tmp_path):
     """Stated in docs/convert.md: the same model as by conversion."""
     transformer(tmp_path)
     fields = {"projected_dim": 7, "sharing": "none", "projection_initializer": "shifted_pooling"}
-    converted = convert_full_attention(str(tmp_path), fields, "extend").model.state_dict()
+    converted = load(tmp_path, **fields).state_dict()
     loaded = LinformerForMaskedLM.from_pretrained(tmp_path, attention="linformer", **fields).state_dict()
     assert loaded.keys() == converted.keys() and all(torch.equal(loaded[name], converted[name]) for name in loaded)
 
@@ -58,7 +58,7 @@ def test_from_python_by_the_configuration(tmp_path):
 def test_another_length(tmp_path):
     theirs = transformer(tmp_path)
     fields = {"max_position_embeddings": 62, "projected_dim": 11}
-    model = convert_full_attention(str(tmp_path), fields, "interpolate").model
+    model = load(tmp_path, **fields, resize_mode="interpolate")
     theirs.resize_sequence_length(62, mode="interpolate")
     of_positions = "linformer.embeddings.position_embeddings.weight"
     assert torch.equal(model.state_dict()[of_positions], theirs.state_dict()[of_positions])
@@ -71,7 +71,7 @@ def test_another_length(tmp_path):
 def test_a_classifier_keeps_its_head(tmp_path):
     names = {0: "no", 1: "yes", 2: "perhaps"}
     theirs = transformer(tmp_path, LinformerForSequenceClassification, num_labels=3, id2label=names)
-    model = convert_full_attention(str(tmp_path), {}, "extend").model
+    model = load(tmp_path)
     assert isinstance(model, LinformerForSequenceClassification) and model.config.id2label == names
     assert torch.equal(model.classifier.out_proj.weight, theirs.classifier.out_proj.weight)
     assert model.config.projected_dim == 31  # the default, at most n
@@ -89,7 +89,7 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
     }
     transformer(tmp_path, **values)
     config, new = (
-        convert_full_attention(str(tmp_path), {}, "extend").model.config,
+        load(tmp_path).config,
         LinformerConfig(**SIZES, projected_dim=31),
     )
     assert all(getattr(config, name) == getattr(new, name) for name in values)
@@ -97,9 +97,8 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
 
 def test_an_encoder_without_its_pooler(tmp_path):
     transformer(tmp_path, LinformerModel, pooler=True)
-    converted = convert_full_attention(str(tmp_path), {"projected_dim": 7}, "extend")
-    assert converted.model(torch.full((1, 31), 5))[0].isfinite().all() and not converted.model.config.pooler
-    assert converted.left_out == ["pooler.weight", "pooler.bias"]
+    model = load(tmp_path, projected_dim=7)
+    assert model(torch.full((1, 31), 5))[0].isfinite().all() and not model.config.pooler
 
 
 @pytest.mark.parametrize(
@@ -113,4 +112,4 @@ def test_an_encoder_without_its_pooler(tmp_path):
 def test_refused(attention, fields, message, tmp_path):
     transformer(tmp_path, attention=attention, projected_dim=7)
     with pytest.raises(InputError, match=message):
-        convert_full_attention(str(tmp_path), fields, "extend")
+        load(tmp_path, **fields)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, input_errors, renamed
-from linformer_cli.settings import ConvertSettings, LinearizeSettings, ResizeMode, SlotSettings
+from linformer_cli.settings import ConvertSettings, LinearizeSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.build import Converted, build_model
-from linformer_kit.interop.checkpoints.encoders import ENCODER, MODEL_TYPES, convert_encoder
+from linformer_kit.interop.checkpoints.build import Converted
+from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
-from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
     TOKENIZER_FILES,
@@ -33,16 +31,9 @@ from linformer_kit.interop.loading import (
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
-from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.positions import longest_input
 
-_KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")
-_OF_SLOTS = tuple(field.name for field in dataclasses.fields(SlotSettings))
-# Fields that say nothing in a model with full attention, so its values do not count.
-_SLOT_FIELDS = (*_OF_SLOTS, "bias_order")
-_OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
-_IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
     "_raise_exceptions_for_connection_errors": False,
@@ -83,22 +74,13 @@ def _load(settings: ConvertSettings) -> Converted:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
-        _check_unset(settings, _OF_NEW_PROJECTIONS, "for a fairseq file, which determines it")
+        _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         converted = convert_fairseq(settings.source)
         _resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
         return converted
     if settings.attention == "full":
-        _check_unset(settings, _OF_SLOTS, "with full attention")
-    fields = _given(settings, (*_OF_NEW_PROJECTIONS, "max_position_embeddings"))
-    with renamed("model", "source"):
-        model_type = read_config(settings.source, f"model: expected {ENCODER}, got {settings.source}").model_type
-    if model_type == LinformerConfig.model_type:
-        return convert_full_attention(settings.source, fields, settings.resize_mode)
-    if model_type not in MODEL_TYPES:
-        known = ", ".join([*MODEL_TYPES, LinformerConfig.model_type])
-        raise InputError(
-            f"{settings.source}: expected a model of type {known}, got {model_type}; --in_place takes other types too"
-        )
+        _check_unset(settings, SLOT_FIELDS, "with full attention")
+    fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
     return convert_encoder(settings.source, fields, settings.resize_mode)
 
 
@@ -107,7 +89,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
-    given = _given(settings, _IN_PLACE)
+    given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
@@ -129,35 +111,6 @@ def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:
 def _check_unset(settings: ConvertSettings, names: Sequence[str], why: str) -> None:
     for name, value in _given(settings, names).items():
         raise InputError(f"{name}: expected none {why}, got {value!r}")
-
-
-def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
-    """Make a Linformer of a Transformer of this package, with all of its weights.
-
-    Args:
-        source: Folder or hub id.
-        fields: Fields of `LinformerConfig` that differ from the source's; attention is `linformer` unless given.
-        resize_mode: How positions are resized for another max_position_embeddings.
-
-    Returns:
-        The model, in evaluation mode, of the source's class; if its attention is linear, E and F are those of a new
-        model.
-    """
-    with renamed("model", "source"):
-        model: Any = load_pretrained(source, auto_class_of(source, _KIND), _KIND)
-    if model.config.attention != "full":
-        raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
-    longest = fields.get("max_position_embeddings")
-    if longest is not None and longest != model.config.max_position_embeddings:
-        _resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
-    usual = LinformerConfig()
-    new: dict[str, Any] = {name: getattr(usual, name) for name in _SLOT_FIELDS}
-    new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
-    # An encoder without a head is read without its pooler.
-    kept = model.config.to_dict() | new | {"attention": "linformer", "pooler": False}
-    config = LinformerConfig.from_dict(kept | dict(fields))
-    left_out = ["pooler.weight", "pooler.bias"] if model.config.pooler else []
-    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), left_out)
 
 
 def _is_fairseq(source: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerModel, load_fairseq_checkpoint
 from tests.reference import fairseq_linformer as official
 
-MATRICES = {"none": 12, "headwise": 6, "key_value": 3, "layerwise": 1, "roberta": 0}
+MATRICES = {"headwise": 6, "key_value": 3, "layerwise": 1, "roberta": 0}
 
 
 def ids(length: int) -> torch.Tensor:
@@ -59,20 +59,6 @@ def test_a_head_of_its_own_matrix_stays_untied(tmp_path):
     torch.testing.assert_close(
         model(tokens).logits, official.masked_lm_logits(content["model"], tokens), rtol=1e-4, atol=1e-4
     )
-
-
-def test_token_types_and_a_longer_position_table(tmp_path):
-    """Both are carried over: segment embeddings as token types, and of the positions those that E has columns for."""
-    content = official.checkpoint("headwise")
-    weights = content["model"]
-    weights[f"{official.PREFIX}segment_embeddings.weight"] = torch.randn(2, official.WIDTH)
-    positions = weights[f"{official.PREFIX}embed_positions.weight"]
-    weights[f"{official.PREFIX}embed_positions.weight"] = torch.cat([positions, torch.randn(5, official.WIDTH)])
-    model = load_fairseq_checkpoint(saved(tmp_path, content))
-    assert (model.config.type_vocab_size, model.config.max_position_embeddings) == (2, official.N)
-    embeddings = model.linformer.embeddings
-    assert torch.equal(embeddings.position_embeddings.weight, positions)
-    assert torch.equal(embeddings.token_type_embeddings.weight, weights[f"{official.PREFIX}segment_embeddings.weight"])
 
 
 def test_newer_files_and_files_that_say_less(tmp_path):

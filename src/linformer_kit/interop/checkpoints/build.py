@@ -56,13 +56,11 @@ def build_model(
     return model.eval()
 
 
-def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration from the source's fields and overrides; the default k is at most n."""
-    made = {**fields, **overrides}
-    longest = made["max_position_embeddings"]
-    if isinstance(longest, int):  # otherwise `LinformerConfig` raises the error
-        made.setdefault("projected_dim", min(LinformerConfig().projected_dim, longest))
+def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
+    """The configuration with these fields; the default k is at most n."""
+    longest = fields["max_position_embeddings"]
+    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)} if isinstance(longest, int) else {}
     try:
-        return LinformerConfig(**made)
+        return LinformerConfig(**{**default, **fields})
     except InputError as error:
         raise InputError(f"{source}: {error}") from None

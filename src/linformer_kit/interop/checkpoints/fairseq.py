@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
+from linformer_kit.interop.checkpoints.build import Converted, build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
@@ -34,7 +34,6 @@ _UNUSED = (r"\.version$", r"_float_tensor$", r"compress_(k|v|layer)\.bias$")
 _NAMES = (
     (r"^encoder\.sentence_encoder\.embed_tokens\.", "linformer.embeddings.word_embeddings."),
     (r"^encoder\.sentence_encoder\.embed_positions\.", "linformer.embeddings.position_embeddings."),
-    (r"^encoder\.sentence_encoder\.segment_embeddings\.", "linformer.embeddings.token_type_embeddings."),
     (r"^encoder\.sentence_encoder\.layernorm_embedding\.", "linformer.embeddings.layer_norm."),
     (r"^encoder\.sentence_encoder\.compress_layer\.weight", "linformer.encoder.projection.key_projection"),
     (r"\.self_attn\.compress_k\.weight", ".self_attn.projection.key_projection"),
@@ -69,15 +68,12 @@ def convert_fairseq(source: str) -> Converted:
     fields = _fields(source, weights, arguments)
     if fields.get("sharing") == "layerwise":
         weights = {name: tensor for name, tensor in weights.items() if ".self_attn.compress_" not in name}
-    rows = fields["max_position_embeddings"] + fields["position_offset"]
-    for name in [name for name in weights if name.endswith("embed_positions.weight")]:
-        weights[name] = weights[name][:rows]  # E may be shorter than the table
     renamed = {_substitute(name, _NAMES): tensor for name, tensor in weights.items()}
     has_head = any(name.startswith("lm_head.") for name in renamed)
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     model_class = LinformerForMaskedLM if has_head else LinformerModel
-    model = build_model(model_class, linformer_config(source, fields, {}), renamed, source)
+    model = build_model(model_class, build_config(source, fields), renamed, source)
     return Converted(model, [name for name in whole if "classification_heads." in name], learned=True)
 
 
@@ -149,9 +145,6 @@ def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) 
         "attention": "full",
         "tie_word_embeddings": True,
     }
-    segments = f"{_LINFORMER}segment_embeddings.weight"
-    if segments in weights:
-        fields["type_vocab_size"] = len(_weight(source, weights, segments))
     output = weights.get("encoder.lm_head.weight")
     if output is not None:
         fields["tie_word_embeddings"] = torch.equal(output, tokens)
@@ -166,10 +159,7 @@ def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any
         sharing = "headwise" if f"{_LINFORMER}layers.0.self_attn.compress_v.weight" in weights else "key_value"
     if name not in weights:
         return {}
-    matrix = _weight(source, weights, name, ranks=(2, 3))
-    if matrix.dim() == 3:  # not in the official code: the same format with a matrix for each head
-        sharing = "none"
-    projected_dim, longest = matrix.shape[-2:]
+    projected_dim, longest = _weight(source, weights, name).shape
     return {
         "attention": "linformer",
         "sharing": sharing,
@@ -178,13 +168,12 @@ def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any
     }
 
 
-def _weight(source: str, weights: dict[str, Tensor], name: str, *, ranks: tuple[int, ...] = (2,)) -> Tensor:
-    """A weight by name; rejects a missing one or one with another number of dimensions."""
+def _weight(source: str, weights: dict[str, Tensor], name: str) -> Tensor:
+    """A matrix by name; raises an error if it is missing or has another number of dimensions."""
     if name not in weights:
         raise InputError(f"{source}: expected {name} in the model, got no such weight")
-    if weights[name].dim() not in ranks:
-        dimensions = " or ".join(map(str, ranks))
-        raise InputError(f"{source}: expected {name} of {dimensions} dimensions, got {list(weights[name].shape)}")
+    if weights[name].dim() != 2:
+        raise InputError(f"{source}: expected {name} of 2 dimensions, got {list(weights[name].shape)}")
     return weights[name]
 
 
