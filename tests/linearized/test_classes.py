@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -86,19 +85,6 @@ def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-@torch.no_grad()
-@pytest.mark.e2e
-def test_part_of_a_composite_model(model, tmp_path):
-    """Composite models build the configurations of their parts from the fields alone."""
-    decoder = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
-    whole = transformers.EncoderDecoderModel(encoder=model.bert, decoder=transformers.BertLMHeadModel(decoder)).eval()
-    whole.save_pretrained(tmp_path)
-    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path).eval()
-    assert type(again.encoder).__name__ == "LinearBertModel"
-    inputs = {**example(model, 31), "decoder_input_ids": torch.full((2, 3), 5)}
-    assert torch.equal(again(**inputs).logits, whole(**inputs).logits)
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])

@@ -33,7 +33,6 @@ class AttentionLayer(NamedTuple):
         head_dim: d.
         keys: Number of keys in the run.
         local: Whether attention is limited to a sliding window.
-        causal: Whether no position attends to a later one.
     """
 
     name: str
@@ -42,7 +41,6 @@ class AttentionLayer(NamedTuple):
     head_dim: int
     keys: int
     local: bool
-    causal: bool
 
 
 _seen: ContextVar[dict[nn.Module, dict[str, Any]]] = ContextVar("seen")
@@ -67,10 +65,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     if not seen:
         raise InputError(f"model: expected {_EXPECTED}, got {kind}, which has its own")
     names = {module: name for name, module in model.base_model.named_modules()}
-    layers = [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
-    if any(layer.causal for layer in layers):
-        raise InputError(f"model: expected an encoder, got {kind}, which has causal attention")
-    return layers
+    return [AttentionLayer(names[module], module, **sizes) for module, sizes in seen.items()]
 
 
 def _check_configuration(model: PreTrainedModel) -> None:
@@ -136,12 +131,13 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> Any:
     check_weights(module, arguments)
+    if _is_causal(module, attention_mask, arguments.pop("is_causal", None)):
+        raise ValueError(f"its {type(module).__name__} has causal attention")
     _seen.get()[module] = {
         "num_heads": query.shape[1],
         "head_dim": query.shape[3],
         "keys": key.shape[2],
         "local": arguments.get("sliding_window") is not None,
-        "causal": _is_causal(module, attention_mask, arguments.pop("is_causal", None)),
     }
     return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=False, **arguments)
 

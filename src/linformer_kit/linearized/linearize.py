@@ -29,7 +29,6 @@ from linformer_kit.linearized.classes import (
 )
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
-from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
 from linformer_kit.models.card import card_of, how_to_load
 from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.projections import PROJECTIONS
@@ -120,9 +119,7 @@ def linearize(
         resize_mode=resize_mode,
     )
     if not isinstance(model, nn.Sequential):
-        linear = linearize_encoder(model, given, adapter)
-        warn_of_bare_encoder(linear)
-        return linear
+        return linearize_encoder(model, given, adapter)
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
@@ -149,7 +146,8 @@ def linearize_encoder(
     if settings.max_position_embeddings is not None:
         set_positions(model, settings.max_position_embeddings, settings.resize_mode)
     kind: Any = type(model)
-    config_class = linear_config_class(type(model.config))
+    config_kind: Any = type(model.config)
+    config_class = linear_config_class(config_kind)
     model.config.__class__ = config_class
     model.config.model_type = config_class.model_type
     model.config.linformer = dataclasses.asdict(fields)  # type: ignore[call-overload]
@@ -158,6 +156,19 @@ def linearize_encoder(
     if changes is not None:
         changes.merge_into(model)
     return cast(LinearizedModel, model)
+
+
+def text_encoder(model: Any) -> PreTrainedModel:
+    """The encoder of texts that a `SentenceTransformer` starts with."""
+    from sentence_transformers import SentenceTransformer  # its import takes seconds
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    if not isinstance(model, SentenceTransformer):
+        raise InputError(f"model: expected one of transformers, or a SentenceTransformer, got {type(model).__name__}")
+    if not isinstance(model[0], Transformer) or not model.supports("text"):
+        first = type(model[0]).__name__
+        raise InputError(f"model: expected a SentenceTransformer that starts with a Transformer of texts, got {first}")
+    return model[0].model
 
 
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
