@@ -243,13 +243,6 @@ def test_refused_settings_change_nothing(options, message):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_without_weights_is_refused():
-    with torch.device("meta"):
-        model = BertModel(BertConfig(**SIZES))
-    with pytest.raises(InputError, match=r"^model: expected one with weights, got BertModel on the meta device$"):
-        as_in_the_paper(model)
-
-
 def test_linear_twice_is_refused(model):
     with pytest.raises(InputError, match="expected one with full attention, got LinearBertForMaskedLM, which is"):
         as_in_the_paper(model)

@@ -104,12 +104,10 @@ def shipped_adapters() -> dict[str, Path]:
 
 def adapters_of(model: PreTrainedModel, seq_len: int | None) -> list[str]:
     """Names of the shipped adapters for a model with full attention: those of this new n, or else all."""
-    lengths: dict[str, int | None] = {}
+    fingerprint, lengths = base_fingerprint(model), dict[str, int | None]()
     for name, folder in shipped_adapters().items():
         about = read_json(folder / ABOUT)
-        base = about["distillation"]["teacher"]  # its sizes are compared first, since a fingerprint takes time
-        same_size = (base["type"], base["layers"]) == (model.config.model_type, model.config.num_hidden_layers)
-        if same_size and about["base_model"]["fingerprint"] == base_fingerprint(model):
+        if about["base_model"]["fingerprint"] == fingerprint:
             lengths[name] = about["linearize"]["max_position_embeddings"]
     return [name for name, length in lengths.items() if length == seq_len] or list(lengths)
 

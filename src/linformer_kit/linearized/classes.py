@@ -193,31 +193,22 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
+        named = dict(zip(names, arguments, strict=False)) | named
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         refuse_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
-            given = dict(zip(names, arguments, strict=False)) | named
-            for tokens in (given.get("input_ids"), given.get("inputs_embeds")):
+            for tokens in (named.get("input_ids"), named.get("inputs_embeds")):
                 if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:
                     raise InputError(
                         f"sequence length: expected at most {self.longest_sequence}, got {tokens.shape[1]}"
                     )
-        unsaid = named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]
-        if unsaid and self.config.output_attentions:  # transformers takes None for False
-            named["output_attentions"] = True
-        if named.get("output_attentions") and torch.compiler.is_dynamo_compiling() and self.base_model is self:
-            _prepare_to_record(self)
-        return base_forward(self, *arguments, **named)
+        if named.get("output_attentions") is None and self.config.output_attentions:
+            named["output_attentions"] = True  # transformers takes None for False
+        return base_forward(self, **named)
 
     return forward
-
-
-@torch.compiler.assume_constant_result
-def _prepare_to_record(model: PreTrainedModel) -> None:
-    """Install transformers' recording hooks outside of the graph when compiling: their lock would break the graph."""
-    output_capturing.maybe_install_capturing_hooks(model)
 
 
 def stock_name(name: str) -> str:

@@ -28,7 +28,6 @@ class AttentionLayer(NamedTuple):
 
     Attributes:
         name: Name within the base model, as in `named_modules`.
-        module: The module.
         num_heads: h.
         head_dim: d.
         keys: Number of keys in the run.
@@ -36,7 +35,6 @@ class AttentionLayer(NamedTuple):
     """
 
     name: str
-    module: nn.Module
     num_heads: int
     head_dim: int
     keys: int
@@ -65,25 +63,22 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     if not seen:
         raise InputError(f"model: expected {_EXPECTED}, got {kind}, which has its own")
     names = {module: name for name, module in model.base_model.named_modules()}
-    return [AttentionLayer(names[module], module, **sizes) for module, sizes in seen.items()]
+    return [AttentionLayer(names[module], **sizes) for module, sizes in seen.items()]
 
 
 def _check_configuration(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
-    positions = str(getattr(config, "position_embedding_type", None))
     ours = config.model_type == "linformer" and config.attention == "full"
     decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     advice = " of this package; linformer convert without --in_place makes it linear"
     for is_so, expected, got in (
         (getattr(config, "is_encoder_decoder", False), "an encoder", ", an encoder with a decoder"),
         (decodes, "an encoder", ", a decoder by its configuration"),
-        (positions.startswith("relative"), "positions that transformers computes", f" with {positions}"),
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
         (ours, "an encoder of transformers", advice),
         (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
-        (model.device.type == "meta", "one with weights", " on the meta device"),
         (not model._can_set_attn_implementation(), _EXPECTED, ", which has its own"),
     ):
         if is_so:
