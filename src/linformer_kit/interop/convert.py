@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ConvertSettings, LinearizeSettings
@@ -19,6 +18,7 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints.build import Converted
 from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
+from linformer_kit.interop.checkpoints.pretrained import optional_file
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
     TOKENIZER_FILES,
@@ -34,10 +34,6 @@ from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.positions import longest_input
 
 _resize = functools.partial(resize, setting="max_position_embeddings")
-_IF_THERE: dict[str, Any] = {
-    "_raise_exceptions_for_missing_entries": False,
-    "_raise_exceptions_for_connection_errors": False,
-}
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
@@ -63,7 +59,7 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_files(beside, folder)
-        if settings.in_place and (images := cached_file(settings.source, _IMAGE_PROCESSOR, **_IF_THERE)):
+        if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
     return converted, tokenizer
@@ -125,12 +121,12 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
             raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
         return None
     source = settings.tokenizer or settings.source
-    if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
+    if _is_fairseq(source) or not any(optional_file(source, name) for name in TOKENIZER_FILES):
+        if settings.tokenizer is not None:
+            raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has none")
         return None
     with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
         tokenizer = tokenizer_for(model, source)
-    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers builds one without any files
-        raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
     tokenizer.model_max_length = longest if _changes_length(settings) else input_length(model, tokenizer, None)
@@ -139,7 +135,3 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
 
 def _changes_length(settings: ConvertSettings) -> bool:
     return settings.adapter is not None or settings.max_position_embeddings is not None
-
-
-def _has_tokenizer(source: str) -> bool:
-    return any(cached_file(source, name, **_IF_THERE) for name in TOKENIZER_FILES)
