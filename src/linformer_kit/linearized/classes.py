@@ -47,7 +47,7 @@ class LinearizedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers, in the subclass for the original model type; unknown fields of `linformer` stay.
+        """As in transformers, in the subclass for the original model type.
 
         Raises:
             InputError: if `linformer` was not written by `linearize`.

@@ -58,20 +58,19 @@ def linearize(
 ) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
-    This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
-    subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
-    loads like any other. Layers that have a sliding window of their own are unchanged. W_K is applied to the keys
-    before E, so the cheaper order of multiplications is available only in the models of this package (`linformer
-    convert`).
+    The model is changed in-place and becomes a subclass of its class (such as `LinearBertForMaskedLM`) with its own
+    configuration and model type; it saves and loads like any other. Layers that have a sliding window of their own are
+    unchanged. W_K is applied to the keys before E, so the cheaper order of multiplications is available only in the
+    models of this package (`linformer convert`).
 
     With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
     change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.
     Learned E and F (projection `linear`, `dynamic`, convolutions) must be distilled or fine-tuned before use.
 
     Args:
-        model: Any encoder, with or without a head; or a `SentenceTransformer`, whose encoder is linearised. Its
-            pooling, normalisation and prompts stay; `max_seq_length` becomes n if an adapter or
-            `max_position_embeddings` says what n is.
+        model: Any encoder that uses transformers' attention interface, with or without a head; or a
+            `SentenceTransformer`, whose encoder is linearised. Its pooling, normalisation and prompts stay;
+            `max_seq_length` becomes n with an adapter or `max_position_embeddings`.
         projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
             of them; default: 128, or n if that is less.
         adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
@@ -82,11 +81,10 @@ def linearize(
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
             the outputs of short texts little, or the first columns and windows (`prefix`).
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
-        sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
-            slots; 0: none (docs/operator.md).
-        global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots; default: 1
-            where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0. Other slots of a short text
-            hold each token several times, and one global token would weigh little beside them.
+        sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
+        global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
+            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0: other slots of a short text hold each token
+            several times, and one global token would weigh little beside them.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
