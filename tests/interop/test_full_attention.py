@@ -13,7 +13,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit import load_encoder_checkpoint as load
-from tests.conftest import SHARINGS, randomise
+from tests.conftest import randomise
 
 SIZES = {
     "vocab_size": 101,
@@ -33,15 +33,14 @@ def transformer(folder, model_class=LinformerForMaskedLM, **fields):
     return model
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_every_weight_is_kept_and_only_e_and_f_are_new(sharing, tmp_path):
+def test_every_weight_is_kept_and_only_e_and_f_are_new(tmp_path):
     theirs = transformer(tmp_path).state_dict()
-    model = load(tmp_path, projected_dim=7, sharing=sharing)
-    assert (model.config.attention, model.config.projected_dim, model.config.sharing) == ("linformer", 7, sharing)
+    model = load(tmp_path, projected_dim=7, sharing="none")
+    assert (model.config.attention, model.config.projected_dim, model.config.sharing) == ("linformer", 7, "none")
     assert model.config.norm_first and not model.training
     ours = model.state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    new = LinformerForMaskedLM(LinformerConfig(**SIZES, projected_dim=7, sharing=sharing)).state_dict()
+    new = LinformerForMaskedLM(LinformerConfig(**SIZES, projected_dim=7, sharing="none")).state_dict()
     added = ours.keys() - theirs.keys()
     assert added and all(".projection." in name and torch.equal(ours[name], new[name]) for name in added)
 
@@ -53,19 +52,6 @@ def test_from_python_by_the_configuration(tmp_path):
     converted = load(tmp_path, **fields).state_dict()
     loaded = LinformerForMaskedLM.from_pretrained(tmp_path, attention="linformer", **fields).state_dict()
     assert loaded.keys() == converted.keys() and all(torch.equal(loaded[name], converted[name]) for name in loaded)
-
-
-def test_another_length(tmp_path):
-    theirs = transformer(tmp_path)
-    fields = {"max_position_embeddings": 62, "projected_dim": 11}
-    model = load(tmp_path, **fields, resize_mode="interpolate")
-    theirs.resize_sequence_length(62, mode="interpolate")
-    of_positions = "linformer.embeddings.position_embeddings.weight"
-    assert torch.equal(model.state_dict()[of_positions], theirs.state_dict()[of_positions])
-    new = LinformerForMaskedLM(LinformerConfig(**{**SIZES, **fields})).state_dict()
-    for name in (name for name in new if ".projection." in name):
-        assert torch.equal(model.state_dict()[name], new[name])
-    assert model(torch.full((1, 62), 5)).logits.isfinite().all()
 
 
 def test_a_classifier_keeps_its_head(tmp_path):

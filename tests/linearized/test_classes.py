@@ -141,6 +141,7 @@ def in_file(model, folder, change) -> Path:
     [
         ("seven", ": expected names and values in config.json, got 'seven'"),
         ({"projected_dim": 7}, ".base_model_type: expected "),
+        ({"slots": 7}, ".slots: expected entries that `linearize` writes, got an unknown one"),
     ],
 )
 def test_a_configuration_that_is_none_is_refused(fields, message, model, tmp_path):

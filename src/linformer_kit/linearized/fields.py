@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -53,6 +54,9 @@ class LinearFields:
         """Read and check the field; raises an `InputError` with the name of the entry."""
         if not isinstance(content, dict):
             raise InputError(f"linformer: expected names and values in config.json, got {content!r}")
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in content if name not in known]:
+            raise InputError(f"linformer.{unknown[0]}: expected entries that `linearize` writes, got an unknown one")
         try:
             return cls(**content)
         except InputError as error:

@@ -185,26 +185,6 @@ def test_a_roberta_without_pooler_weights(tmp_path):
     torch.testing.assert_close(ours(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_with_no_place_are_refused_but_for_known_ones(tmp_path):
-    theirs = source("BertForMaskedLM", tmp_path)
-    beside = {"bert.pooler.dense.bias": torch.ones(33), "bert.embeddings.position_ids": torch.arange(37)[None]}
-    theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), **beside})
-    load(tmp_path)
-    theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), "bert.adapter.weight": torch.ones(3)})
-    with pytest.raises(
-        InputError, match=r"expected weights that fit its config.json in .*, got unexpected bert\.adapter\.weight"
-    ):
-        load(tmp_path)
-
-
-def test_a_pickle_refused(tmp_path):
-    theirs = source("BertModel", tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"expected safetensors in .*, got pytorch_model\.bin, a pickle"):
-        load(tmp_path)
-
-
 def test_numbers_that_are_none_refused(tmp_path):
     theirs = source("BertModel", tmp_path)
     nn.init.constant_(theirs.encoder.layer[1].output.dense.bias, torch.nan)
