@@ -26,9 +26,9 @@ import transformers
 from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
+from linformer_kit import load_encoder_checkpoint
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.convert import convert_full_attention
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import Record, Results, markdown, mean_and_deviation, new_panels, run
 from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, trained
@@ -180,7 +180,7 @@ def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
     if not target.exists():
         transformers.set_seed(values["seed"])
         fields = {name: values[name] for name in _OF_CONVERSION if name in values}
-        model = convert_full_attention(str(source), fields, "interpolate").model
+        model = load_encoder_checkpoint(source, **fields, resize_mode="interpolate")
         folder.mkdir(parents=True, exist_ok=True)
         with whole_folder(target) as part:
             model.save_pretrained(part)

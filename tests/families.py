@@ -42,18 +42,13 @@ class Family(NamedTuple):
 FAMILIES = {
     "albert": Family("AlbertConfig", "AlbertModel", _TEXT | {"embedding_size": 29}),
     "bert": Family("BertConfig", "BertModel", _TEXT),
-    "camembert": Family("CamembertConfig", "CamembertModel", _OFFSET),
     "clip_vision_model": Family("CLIPVisionConfig", "CLIPVisionModel", _IMAGES),
-    "data2vec-text": Family("Data2VecTextConfig", "Data2VecTextModel", _OFFSET),
-    "deit": Family("DeiTConfig", "DeiTModel", _IMAGES),
     "dinov2": Family("Dinov2Config", "Dinov2Model", _IMAGES),
     "distilbert": Family("DistilBertConfig", "DistilBertModel", _TEXT | {"hidden_dim": 53}),
     "electra": Family("ElectraConfig", "ElectraModel", _TEXT | {"embedding_size": 29}),
-    "ernie": Family("ErnieConfig", "ErnieModel", _TEXT),
     "eurobert": Family(
         "EuroBertConfig", "EuroBertModel", _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
     ),
-    "layoutlm": Family("LayoutLMConfig", "LayoutLMModel", _TEXT),
     "mobilebert": Family(
         "MobileBertConfig", "MobileBertModel", _TEXT | {"embedding_size": 29, "intra_bottleneck_size": 24}
     ),

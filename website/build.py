@@ -54,7 +54,7 @@ TOPICS = {
         "DynamicProjection",
         "RandomProjection",
     ),
-    "Other checkpoints": ("load_roberta_checkpoint", "load_bert_checkpoint", "load_fairseq_checkpoint"),
+    "Other checkpoints": ("load_encoder_checkpoint", "load_fairseq_checkpoint"),
     "Several processes": ("SequenceParallel",),
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),

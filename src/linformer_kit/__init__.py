@@ -17,7 +17,7 @@ from transformers import (
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
-from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
+from linformer_kit.interop.checkpoints.encoders import load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.linearized.linearize import linearize
@@ -62,9 +62,8 @@ __all__ = [
     "attention_spectrum",
     "choose_projected_dims",
     "linearize",
-    "load_bert_checkpoint",
+    "load_encoder_checkpoint",
     "load_fairseq_checkpoint",
-    "load_roberta_checkpoint",
 ]
 
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)

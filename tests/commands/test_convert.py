@@ -188,7 +188,6 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
         (tmp_path / name).mkdir()
         about = {
             "base_model": {"fingerprint": base_fingerprint(theirs)},
-            "distillation": {"teacher": {"type": "bert", "layers": theirs.config.num_hidden_layers}},
             "linearize": {"max_position_embeddings": longest},
         }
         (tmp_path / name / "linformer.json").write_text(json.dumps(about))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -88,19 +87,6 @@ def test_generators_are_not_made_of_it(model, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@torch.no_grad()
-@pytest.mark.e2e
-def test_part_of_a_composite_model(model, tmp_path):
-    """Composite models build the configurations of their parts from the fields alone."""
-    decoder = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
-    whole = transformers.EncoderDecoderModel(encoder=model.bert, decoder=transformers.BertLMHeadModel(decoder)).eval()
-    whole.save_pretrained(tmp_path)
-    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path).eval()
-    assert type(again.encoder).__name__ == "LinearBertModel"
-    inputs = {**example(model, 31), "decoder_input_ids": torch.full((2, 3), 5)}
-    assert torch.equal(again(**inputs).logits, whole(**inputs).logits)
-
-
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
 def test_all_state_of_a_layer_is_one_module_of_its_own(sharing):
     stock = BertModel(BertConfig(**SIZES))
@@ -155,6 +141,7 @@ def in_file(model, folder, change) -> Path:
     [
         ("seven", ": expected names and values in config.json, got 'seven'"),
         ({"projected_dim": 7}, ".base_model_type: expected "),
+        ({"slots": 7}, ".slots: expected entries that `linearize` writes, got an unknown one"),
     ],
 )
 def test_a_configuration_that_is_none_is_refused(fields, message, model, tmp_path):
@@ -255,13 +242,6 @@ def test_refused_settings_change_nothing(options, message):
     assert model.config.max_position_embeddings == LENGTH
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_a_model_without_weights_is_refused():
-    with torch.device("meta"):
-        model = BertModel(BertConfig(**SIZES))
-    with pytest.raises(InputError, match=r"^model: expected one with weights, got BertModel on the meta device$"):
-        as_in_the_paper(model)
 
 
 def test_linear_twice_is_refused(model):

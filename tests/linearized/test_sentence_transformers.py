@@ -1,8 +1,7 @@
-"""Embedders of sentence-transformers, linearised in place, and encoders that came out of one."""
+"""Embedders of sentence-transformers, linearised in place."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 
@@ -14,7 +13,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 
 import linformer_kit as lk
-from linformer_cli.cli import main
 from tests.conftest import write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
@@ -79,21 +77,3 @@ def test_what_does_not_start_with_an_encoder_of_texts_is_refused(folder):
     for model, message in cases:
         with pytest.raises(lk.InputError, match=rf"^model: expected .*{message}$"):
             lk.linearize(model)
-
-
-def test_a_bare_encoder_says_once_what_it_leaves_behind(folder, tmp_path, caplog):
-    for _ in range(2):
-        lk.linearize(transformers.AutoModel.from_pretrained(folder))
-    (message,) = warnings(caplog)
-    assert message.startswith(f"{folder}: pooling, normalisation, prompts and max_seq_length")
-    assert f"linearize(SentenceTransformer({str(folder)!r})) keeps them" in message
-    lk.linearize(transformers.AutoModelForMaskedLM.from_pretrained(folder))  # no embedder
-    teacher = transformers.AutoModel.from_pretrained(tmp_path / "teacher")
-    shutil.rmtree(tmp_path / "teacher")  # where it came from is not needed
-    lk.linearize(teacher)
-    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place"])  # keeps the files
-    assert len(warnings(caplog)) == 1
-
-
-def warnings(caplog) -> list[str]:
-    return [record.message for record in caplog.records if record.name.startswith("linformer_kit")]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoTokenizer
 
 import linformer_kit as lk
 from linformer_cli.cli import main
@@ -36,14 +36,6 @@ def test_one_is_whole_and_described(name, capsys):
     headings = [line for line in card.splitlines() if line.startswith("## ")]
     assert headings == ["## Figures", "## What it is not good at"]
     assert f'adapter="{name}"' in card and not any(word.startswith("/") for word in card.split())
-
-
-@each
-def test_another_base_model_is_refused(name):
-    config = BertConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
-    model = BertModel(config)
-    with pytest.raises(lk.InputError, match=f"^model: expected sentence-transformers/.* for adapter {name}, got "):
-        lk.linearize(model, adapter=name)
 
 
 @pytest.mark.network  # or the base model in the hub's cache

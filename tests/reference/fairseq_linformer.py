@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHARINGS = ("none", "headwise", "key_value", "layerwise", "roberta")
+SHARINGS = ("headwise", "key_value", "layerwise", "roberta")
 LAYERS, HEADS, WIDTH, FFN, VOCAB, N, K = 3, 2, 14, 23, 53, 31, 7
 PREFIX = "encoder.sentence_encoder."
 
@@ -44,9 +44,8 @@ def checkpoint(sharing: str, *, classification_head: str | None = None) -> dict[
                 for what in ("weight", "bias"):
                     weights[f"{layer}self_attn.compress_{part}.{what}"] = weights[f"{PREFIX}compress_layer.{what}"]
         elif sharing != "roberta":
-            shape = (HEADS, K, N) if sharing == "none" else (K, N)
             for part in "k" if sharing == "key_value" else "kv":
-                weights[f"{layer}self_attn.compress_{part}.weight"] = torch.randn(shape) * 0.3
+                weights[f"{layer}self_attn.compress_{part}.weight"] = torch.randn(K, N) * 0.3
         layer_norm(f"{layer}self_attn_layer_norm")
         linear(f"{layer}fc1", FFN, WIDTH)
         linear(f"{layer}fc2", WIDTH, FFN)
@@ -123,8 +122,7 @@ def _attention(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
         part = slice(head * (WIDTH // HEADS), (head + 1) * (WIDTH // HEADS))
         key = value = x
         if compress_key is not None:
-            e, f = (m[head] if m.dim() == 3 else m for m in (compress_key, compress_value))
-            key, value = e[:, :length] @ x, f[:, :length] @ x
+            key, value = compress_key[:, :length] @ x, compress_value[:, :length] @ x
         k = _linear(weights, f"{name}k_proj", key)[..., part]
         v = _linear(weights, f"{name}v_proj", value)[..., part]
         heads.append(torch.softmax(q[..., part] @ k.transpose(1, 2), dim=-1) @ v)

@@ -131,11 +131,11 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     (teacher / "1_Pooling").mkdir()
     (teacher / "1_Pooling" / "config.json").write_text("{}")
     (teacher / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
-    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2, max_position_embeddings=2 * LENGTH)
+    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2)
     assert json.loads((tmp_path / "student" / "modules.json").read_text()) == modules
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
-    assert settings == {"max_seq_length": 2 * LENGTH, "do_lower_case": False}
+    assert settings == {"max_seq_length": LENGTH, "do_lower_case": False}
 
 
 @pytest.mark.parametrize(

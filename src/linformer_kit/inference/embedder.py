@@ -18,7 +18,7 @@ from linformer_kit.environment import best_device
 from linformer_kit.inference.batches import Batches, BatchSettings, Run
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.linearized.sentences import text_encoder
+from linformer_kit.linearized.linearize import text_encoder
 from linformer_kit.models.base import longest_input
 
 _KIND = "an encoder of texts"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, input_errors, renamed
-from linformer_cli.settings import ConvertSettings, LinearizeSettings, ResizeMode, SlotSettings
+from linformer_cli.settings import ConvertSettings, LinearizeSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.build import Converted, build_model
-from linformer_kit.interop.checkpoints.encoders import ENCODER, MODEL_TYPES, convert_encoder
+from linformer_kit.interop.checkpoints.build import Converted
+from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
-from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.checkpoints.pretrained import optional_file
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
     TOKENIZER_FILES,
@@ -34,19 +32,8 @@ from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import longest_input
-from linformer_kit.models.configuration import LinformerConfig
 
-_KIND = "a model of this package"
 _resize = functools.partial(resize, setting="max_position_embeddings")
-_OF_SLOTS = tuple(field.name for field in dataclasses.fields(SlotSettings))
-# Fields that say nothing in a model with full attention, so its values do not count.
-_SLOT_FIELDS = (*_OF_SLOTS, "bias_order")
-_OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
-_IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
-_IF_THERE: dict[str, Any] = {
-    "_raise_exceptions_for_missing_entries": False,
-    "_raise_exceptions_for_connection_errors": False,
-}
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
@@ -72,7 +59,7 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_files(beside, folder)
-        if settings.in_place and (images := cached_file(settings.source, _IMAGE_PROCESSOR, **_IF_THERE)):
+        if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
     return converted, tokenizer
@@ -83,22 +70,13 @@ def _load(settings: ConvertSettings) -> Converted:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
-        _check_unset(settings, _OF_NEW_PROJECTIONS, "for a fairseq file, which determines it")
+        _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         converted = convert_fairseq(settings.source)
         _resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
         return converted
     if settings.attention == "full":
-        _check_unset(settings, _OF_SLOTS, "with full attention")
-    fields = _given(settings, (*_OF_NEW_PROJECTIONS, "max_position_embeddings"))
-    with renamed("model", "source"):
-        model_type = read_config(settings.source, f"model: expected {ENCODER}, got {settings.source}").model_type
-    if model_type == LinformerConfig.model_type:
-        return convert_full_attention(settings.source, fields, settings.resize_mode)
-    if model_type not in MODEL_TYPES:
-        known = ", ".join([*MODEL_TYPES, LinformerConfig.model_type])
-        raise InputError(
-            f"{settings.source}: expected a model of type {known}, got {model_type}; --in_place takes other types too"
-        )
+        _check_unset(settings, SLOT_FIELDS, "with full attention")
+    fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
     return convert_encoder(settings.source, fields, settings.resize_mode)
 
 
@@ -107,7 +85,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
-    given = _given(settings, _IN_PLACE)
+    given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
@@ -131,33 +109,6 @@ def _check_unset(settings: ConvertSettings, names: Sequence[str], why: str) -> N
         raise InputError(f"{name}: expected none {why}, got {value!r}")
 
 
-def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
-    """Make a Linformer of a Transformer of this package, with all of its weights.
-
-    Args:
-        source: Folder or hub id.
-        fields: Fields of `LinformerConfig` that differ from the source's; attention is `linformer` unless given.
-        resize_mode: How positions are resized for another max_position_embeddings.
-
-    Returns:
-        The model, in evaluation mode, of the source's class; if its attention is linear, E and F are those of a new
-        model.
-    """
-    with renamed("model", "source"):
-        model: Any = load_pretrained(source, auto_class_of(source, _KIND), _KIND)
-    if model.config.attention != "full":
-        raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
-    longest = fields.get("max_position_embeddings")
-    if longest is not None and longest != model.config.max_position_embeddings:
-        _resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
-    usual = LinformerConfig()
-    new: dict[str, Any] = {name: getattr(usual, name) for name in _SLOT_FIELDS}
-    new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
-    kept = model.config.to_dict() | new | {"attention": "linformer"}
-    config = LinformerConfig.from_dict(kept | dict(fields))
-    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), [])
-
-
 def _is_fairseq(source: str) -> bool:
     return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
 
@@ -170,12 +121,12 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
             raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
         return None
     source = settings.tokenizer or settings.source
-    if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
+    if _is_fairseq(source) or not any(optional_file(source, name) for name in TOKENIZER_FILES):
+        if settings.tokenizer is not None:
+            raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has none")
         return None
     with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
         tokenizer = tokenizer_for(model, source)
-    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers builds one without any files
-        raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
     tokenizer.model_max_length = longest if _changes_length(settings) else input_length(model, tokenizer, None)
@@ -184,7 +135,3 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
 
 def _changes_length(settings: ConvertSettings) -> bool:
     return settings.adapter is not None or settings.max_position_embeddings is not None
-
-
-def _has_tokenizer(source: str) -> bool:
-    return any(cached_file(source, name, **_IF_THERE) for name in TOKENIZER_FILES)

@@ -10,16 +10,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import transformers
 from torch import nn
 from transformers import (
     AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -41,18 +36,16 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 
-# Suffix of an encoder's class name: its Auto class; None for models that generate text.
-_KINDS = {
-    "ForMaskedLM": AutoModelForMaskedLM,
-    "ForPreTraining": AutoModelForPreTraining,
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-    "ForTokenClassification": AutoModelForTokenClassification,
-    "ForQuestionAnswering": AutoModelForQuestionAnswering,
-    "ForMultipleChoice": AutoModelForMultipleChoice,
-    "ForImageClassification": AutoModelForImageClassification,
-    "LMHeadModel": None,
-    "Model": AutoModel,
-}
+# Ends of the class names of encoders, and of their Auto classes after `AutoModel`.
+_HEADS = (
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForImageClassification",
+)
 
 # Tensors in files of earlier versions that models compute, and the token of masked images, which only pretraining uses.
 _UNUSED = re.compile(r"\b(position_ids|token_type_ids|inv_freq|masked_bias|mask_token)$")
@@ -75,8 +68,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
     if is_local_path(name):
-        check_pretrained_folder(Path(name))
-        _check_tokenizer(Path(name))
+        check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
     with input_errors(f"model: expected {kind}, got {name}"):
         tokenizer = tokenizer_for(model, name)
@@ -196,10 +188,10 @@ def auto_class_of(name: str, kind: str) -> Any:
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
         raise InputError(f"model: expected a list of names as architectures in {name}, got {architectures!r}")
     architecture = architectures[0]
-    auto_class = next((auto_class for end, auto_class in _KINDS.items() if architecture.endswith(end)), None)
-    if auto_class is None:
+    ending = re.search(rf"({'|'.join(_HEADS)}|(?<!LMHead)Model)$", architecture)
+    if ending is None:
         raise InputError(f"model: expected {kind}, got {architecture} in {name}")
-    return auto_class
+    return getattr(transformers, f"AutoModel{ending[1].removeprefix('Model')}")
 
 
 def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
@@ -258,11 +250,7 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
 
 def check_model_folder(folder: Path) -> None:
     """Reject a folder that is not a complete model with a tokenizer, before any library reads it."""
-    _check_weights(folder)
-    _check_tokenizer(folder)
-
-
-def _check_tokenizer(folder: Path) -> None:
+    check_pretrained_folder(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
 

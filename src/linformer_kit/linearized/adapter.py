@@ -1,4 +1,4 @@
-"""Adapters: the changes that turn one pretrained encoder into a distilled linear one, a folder of some MB.
+"""Adapters: the changes that turn one pretrained encoder into a distilled linear one, a folder of a few MB.
 
     adapter_config.json           PEFT's configuration: rank, scale and the adapted layers
     adapter_model.safetensors     A and B of each adapted layer; E and F if they are learned
@@ -31,7 +31,6 @@ from linformer_kit.operator.projections import SequenceProjection
 
 CONFIG, WEIGHTS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "linformer.json"
 PREFIX = "base_model.model."  # PEFT's, before the name of each weight
-FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "adapters"
 _POOLER = "pooler."  # absent from models with a head, and not used by any adapter
 
@@ -88,8 +87,6 @@ def read_adapter(name: str) -> Adapter:
     if wrong := damage(folder):
         raise InputError(f"adapter: {wrong}")
     about = read_json(folder / ABOUT)
-    if about.get("format") != FORMAT:
-        raise InputError(f"adapter: expected format {FORMAT} in {folder / ABOUT}, got {about.get('format')!r}")
     with input_errors(f"adapter: expected PEFT's files and {ABOUT} in {folder}"):
         weights = {key.removeprefix(PREFIX): tensor for key, tensor in load_file(folder / WEIGHTS).items()}
         adapter = Adapter(name, LoraConfig.from_pretrained(str(folder)), weights, about)
@@ -104,12 +101,10 @@ def shipped_adapters() -> dict[str, Path]:
 
 def adapters_of(model: PreTrainedModel, seq_len: int | None) -> list[str]:
     """Names of the shipped adapters for a model with full attention: those of this new n, or else all."""
-    lengths: dict[str, int | None] = {}
+    fingerprint, lengths = base_fingerprint(model), dict[str, int | None]()
     for name, folder in shipped_adapters().items():
         about = read_json(folder / ABOUT)
-        base = about["distillation"]["teacher"]  # its sizes are compared first, since a fingerprint takes time
-        same_size = (base["type"], base["layers"]) == (model.config.model_type, model.config.num_hidden_layers)
-        if same_size and about["base_model"]["fingerprint"] == base_fingerprint(model):
+        if about["base_model"]["fingerprint"] == fingerprint:
             lengths[name] = about["linearize"]["max_position_embeddings"]
     return [name for name, length in lengths.items() if length == seq_len] or list(lengths)
 

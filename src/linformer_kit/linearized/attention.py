@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.models.bert.modeling_bert import eager_attention_forward
 from transformers.utils import output_capturing
 
 from linformer_cli.errors import InputError
@@ -65,9 +66,7 @@ def linear_attention(
 
     Args:
         module: The attention layer that calls this function.
-        query: Q·W_Q by heads.
-        key: K·W_K by heads.
-        value: V·W_V by heads.
+        query: Q·W_Q by heads; `key` and `value` likewise.
         attention_mask: A mask from `mask`, or 0 at real tokens and negative at padding, `[batch, 1, 1, seq_len]`.
         scaling: Scale of the scores; None: 1/√head_dim.
         dropout: Dropout on the context mapping.
@@ -85,7 +84,7 @@ def linear_attention(
     need_weights = _is_recorded(arguments)
     if isinstance(layer, LocalAttention):
         if need_weights:
-            return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
+            return _attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
     padding = padding_of(attention_mask, key)
@@ -141,18 +140,19 @@ def _is_recorded(arguments: dict[str, Any]) -> bool:
 
 
 def _attend_pairs(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """Full attention with its weights P, for layers with a sliding window."""
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = query @ key.mT
-    if mask is not None:  # over pairs: bool, True where visible, or additive
-        mask = mask[..., : key.shape[2]]
-        least = torch.finfo(scores.dtype).min
-        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    return (nn.functional.dropout(weights, dropout) @ value).transpose(1, 2).contiguous(), weights
+    if mask is not None and mask.dtype == torch.bool:  # True where visible
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
 
 
 def one_for_each_query(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +28,6 @@ from linformer_kit.operator.projections import FullAttention
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
-# With a cache only, two threads could create the same class twice, and the two would not be compatible.
-_making = threading.RLock()
 # Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 # Arguments that transformers passes on to attention functions, or drops.
@@ -48,28 +45,18 @@ class LinearizedConfig(PreTrainedConfig):
 
     linformer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def __new__(cls, *arguments: Any, linformer: dict[str, Any] | None = None, **fields: Any) -> Any:
-        """Called on this class itself, as loaders of composite models do, create the subclass for the base model type.
-
-        Raises:
-            InputError: if `linformer` was not written by `linearize`.
-        """
-        if cls is LinearizedConfig and linformer:
-            base = LinearFields.of(linformer).base_model_type
-            if base == MODEL_TYPE or base not in CONFIG_MAPPING:
-                raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
-            cls = linear_config_class(CONFIG_MAPPING[base])
-        return super().__new__(cls)
-
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; fields of `linformer` that this version does not know are kept, with a warning.
+        """As in transformers, in the subclass for the original model type.
 
         Raises:
             InputError: if `linformer` was not written by `linearize`.
         """
-        LinearFields.of(config_dict.get("linformer"))
-        return super().from_dict(config_dict, **kwargs)
+        base = LinearFields.of(config_dict.get("linformer")).base_model_type
+        if base == MODEL_TYPE or base not in CONFIG_MAPPING:
+            raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
+        kind: Any = linear_config_class(CONFIG_MAPPING[base])
+        return super(LinearizedConfig, kind).from_dict(config_dict, **kwargs)
 
     @property
     def output_attentions(self) -> bool:
@@ -132,12 +119,8 @@ class LinearizedModel(LinearModel):
             getattr(self.base_model.get_submodule(name), LAYER).projected_dim = self._fields.slots(number)
 
 
-# Attention functions that compute linear attention.
-LINEAR_IMPLEMENTATIONS = {IMPLEMENTATION}
-
-
 def _check_implementation(asked: Any) -> None:
-    if not isinstance(asked, str) or asked not in LINEAR_IMPLEMENTATIONS:
+    if asked != IMPLEMENTATION:
         raise InputError(
             f"attn_implementation: expected {IMPLEMENTATION}, as the model has, got {asked!r}, which would ignore its "
             "E and F"
@@ -173,14 +156,9 @@ def attach(model: PreTrainedModel) -> None:
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
 
 
+@functools.cache
 def linear_config_class(base: Any) -> Any:
     """The linearised class of a configuration class; it and its models are registered with the Auto classes."""
-    with _making:
-        return _linear_config_class(base)
-
-
-@functools.cache
-def _linear_config_class(base: Any) -> Any:
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
     made: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
     made = strict(made)  # as for transformers' own classes; it collects the validators, which are not inherited
@@ -194,14 +172,9 @@ def _linear_config_class(base: Any) -> Any:
     return made
 
 
+@functools.cache
 def linear_model_class(base: Any, config_class: Any) -> Any:
     """The linearised class of a model class."""
-    with _making:
-        return _linear_model_class(base, config_class)
-
-
-@functools.cache
-def _linear_model_class(base: Any, config_class: Any) -> Any:
     namespace = {
         "config_class": config_class,
         "forward": _checked_forward(base.forward),
@@ -220,31 +193,22 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
+        named = dict(zip(names, arguments, strict=False)) | named
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         refuse_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
-            given = dict(zip(names, arguments, strict=False)) | named
-            for tokens in (given.get("input_ids"), given.get("inputs_embeds")):
+            for tokens in (named.get("input_ids"), named.get("inputs_embeds")):
                 if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:
                     raise InputError(
                         f"sequence length: expected at most {self.longest_sequence}, got {tokens.shape[1]}"
                     )
-        unsaid = named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]
-        if unsaid and self.config.output_attentions:  # transformers takes None for False
-            named["output_attentions"] = True
-        if named.get("output_attentions") and torch.compiler.is_dynamo_compiling() and self.base_model is self:
-            _prepare_to_record(self)
-        return base_forward(self, *arguments, **named)
+        if named.get("output_attentions") is None and self.config.output_attentions:
+            named["output_attentions"] = True  # transformers takes None for False
+        return base_forward(self, **named)
 
     return forward
-
-
-@torch.compiler.assume_constant_result
-def _prepare_to_record(model: PreTrainedModel) -> None:
-    """Install transformers' recording hooks outside of the graph when compiling: their lock would break the graph."""
-    output_capturing.maybe_install_capturing_hooks(model)
 
 
 def stock_name(name: str) -> str:

@@ -10,7 +10,6 @@ from pydantic import Field
 from linformer_cli.errors import InputError
 from linformer_cli.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
 from linformer_cli.settings.declare import settings
-from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import SequenceProjection, build_projection, largest_dim
 
@@ -52,18 +51,14 @@ class LinearFields:
 
     @classmethod
     def of(cls, content: Any) -> LinearFields:
-        """Read and check the field; unknown entries (of a later version) are ignored, with a warning.
-
-        Raises:
-            InputError: with the name of the entry.
-        """
+        """Read and check the field; raises an `InputError` with the name of the entry."""
         if not isinstance(content, dict):
             raise InputError(f"linformer: expected names and values in config.json, got {content!r}")
-        known = {name: content[name] for name in _NAMES & content.keys()}
-        if unknown := content.keys() - _NAMES:
-            warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in content if name not in known]:
+            raise InputError(f"linformer.{unknown[0]}: expected entries that `linearize` writes, got an unknown one")
         try:
-            return cls(**known)
+            return cls(**content)
         except InputError as error:
             raise InputError(f"linformer.{error}, in config.json") from None
 
@@ -78,11 +73,7 @@ class LinearFields:
         return self.sharing == "layerwise"
 
     def new_projections(self) -> list[SequenceProjection]:
-        """New E and F of each layer, or the shared one of all layers.
-
-        Raises:
-            InputError: for numbers of slots that do not fit the layers, the heads or n.
-        """
+        """New E and F of each layer, or the shared one of all; numbers of slots that do not fit raise an error."""
         layers, dims = len(self.layers), self.projected_dim
         if isinstance(dims, list) and len(dims) != layers:
             raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
@@ -106,6 +97,3 @@ class LinearFields:
     def slots(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
         return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
-
-
-_NAMES = {field.name for field in dataclasses.fields(LinearFields)}  # type: ignore[arg-type]

@@ -28,21 +28,17 @@ class AttentionLayer(NamedTuple):
 
     Attributes:
         name: Name within the base model, as in `named_modules`.
-        module: The module.
         num_heads: h.
         head_dim: d.
         keys: Number of keys in the run.
         local: Whether attention is limited to a sliding window.
-        causal: Whether no position attends to a later one.
     """
 
     name: str
-    module: nn.Module
     num_heads: int
     head_dim: int
     keys: int
     local: bool
-    causal: bool
 
 
 _seen: ContextVar[dict[nn.Module, dict[str, Any]]] = ContextVar("seen")
@@ -67,28 +63,22 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     if not seen:
         raise InputError(f"model: expected {_EXPECTED}, got {kind}, which has its own")
     names = {module: name for name, module in model.base_model.named_modules()}
-    layers = [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
-    if any(layer.causal for layer in layers):
-        raise InputError(f"model: expected an encoder, got {kind}, which has causal attention")
-    return layers
+    return [AttentionLayer(names[module], **sizes) for module, sizes in seen.items()]
 
 
 def _check_configuration(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
-    positions = str(getattr(config, "position_embedding_type", None))
     ours = config.model_type == "linformer" and config.attention == "full"
     decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     advice = " of this package; linformer convert without --in_place makes it linear"
     for is_so, expected, got in (
         (getattr(config, "is_encoder_decoder", False), "an encoder", ", an encoder with a decoder"),
         (decodes, "an encoder", ", a decoder by its configuration"),
-        (positions.startswith("relative"), "positions that transformers computes", f" with {positions}"),
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
         (ours, "an encoder of transformers", advice),
         (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
-        (model.device.type == "meta", "one with weights", " on the meta device"),
         (not model._can_set_attn_implementation(), _EXPECTED, ", which has its own"),
     ):
         if is_so:
@@ -136,12 +126,13 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> Any:
     check_weights(module, arguments)
+    if _is_causal(module, attention_mask, arguments.pop("is_causal", None)):
+        raise ValueError(f"its {type(module).__name__} has causal attention")
     _seen.get()[module] = {
         "num_heads": query.shape[1],
         "head_dim": query.shape[3],
         "keys": key.shape[2],
         "local": arguments.get("sliding_window") is not None,
-        "causal": _is_causal(module, attention_mask, arguments.pop("is_causal", None)),
     }
     return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=False, **arguments)
 

@@ -29,8 +29,6 @@ from linformer_kit.linearized.classes import (
 )
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
-from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
-from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.models.card import card_of, how_to_load
 from linformer_kit.operator.projections import PROJECTIONS
 
@@ -59,20 +57,19 @@ def linearize(
 ) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
-    This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
-    subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
-    loads like any other. Layers that have a sliding window of their own are unchanged. W_K is applied to the keys
-    before E, so the cheaper order of multiplications is available only in the models of this package (`linformer
-    convert`).
+    The model is changed in-place and becomes a subclass of its class (such as `LinearBertForMaskedLM`) with its own
+    configuration and model type; it saves and loads like any other. Layers that have a sliding window of their own are
+    unchanged. W_K is applied to the keys before E, so the cheaper order of multiplications is available only in the
+    models of this package (`linformer convert`).
 
     With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
     change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.
     Learned E and F (projection `linear`, `dynamic`, convolutions) must be distilled or fine-tuned before use.
 
     Args:
-        model: Any encoder, with or without a head; or a `SentenceTransformer`, whose encoder is linearised. Its
-            pooling, normalisation and prompts stay; `max_seq_length` becomes n if an adapter or
-            `max_position_embeddings` says what n is.
+        model: Any encoder that uses transformers' attention interface, with or without a head; or a
+            `SentenceTransformer`, whose encoder is linearised. Its pooling, normalisation and prompts stay;
+            `max_seq_length` becomes n with an adapter or `max_position_embeddings`.
         projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
             of them; default: 128, or n if that is less.
         adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
@@ -83,11 +80,10 @@ def linearize(
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
             the outputs of short texts little, or the first columns and windows (`prefix`).
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
-        sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
-            slots; 0: none (docs/operator.md).
-        global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots; default: 1
-            where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0. Other slots of a short text
-            hold each token several times, and one global token would weigh little beside them.
+        sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
+        global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
+            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0: other slots of a short text hold each token
+            several times, and one global token would weigh little beside them.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -120,9 +116,7 @@ def linearize(
         resize_mode=resize_mode,
     )
     if not isinstance(model, nn.Sequential):
-        linear = linearize_encoder(model, given, adapter)
-        warn_of_bare_encoder(linear)
-        return linear
+        return linearize_encoder(model, given, adapter)
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
@@ -149,7 +143,8 @@ def linearize_encoder(
     if settings.max_position_embeddings is not None:
         set_positions(model, settings.max_position_embeddings, settings.resize_mode)
     kind: Any = type(model)
-    config_class = linear_config_class(type(model.config))
+    config_kind: Any = type(model.config)
+    config_class = linear_config_class(config_kind)
     model.config.__class__ = config_class
     model.config.model_type = config_class.model_type
     model.config.linformer = dataclasses.asdict(fields)  # type: ignore[call-overload]
@@ -158,6 +153,19 @@ def linearize_encoder(
     if changes is not None:
         changes.merge_into(model)
     return cast(LinearizedModel, model)
+
+
+def text_encoder(model: Any) -> PreTrainedModel:
+    """The encoder of texts that a `SentenceTransformer` starts with."""
+    from sentence_transformers import SentenceTransformer  # its import takes seconds
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    if not isinstance(model, SentenceTransformer):
+        raise InputError(f"model: expected one of transformers, or a SentenceTransformer, got {type(model).__name__}")
+    if not isinstance(model[0], Transformer) or not model.supports("text"):
+        first = type(model[0]).__name__
+        raise InputError(f"model: expected a SentenceTransformer that starts with a Transformer of texts, got {first}")
+    return model[0].model
 
 
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:

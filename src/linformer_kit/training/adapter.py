@@ -20,7 +20,6 @@ from linformer_cli.settings import DistillSettings, LinearizeSettings, recorded_
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
-    FORMAT,
     PREFIX,
     WEIGHTS,
     Adapter,
@@ -75,7 +74,6 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     # As resolved, so that they stay what they are if defaults change.
     resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}
     about = {
-        "format": FORMAT,
         "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": license},
         "linearize": {name: getattr(settings, name) for name in names} | resolved,
     }

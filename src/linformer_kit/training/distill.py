@@ -65,7 +65,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     _check(settings)
     run = Run("distill", settings)
     pair = _load_pair(settings)
-    beside = sentence_files(settings.teacher, longer=settings.max_position_embeddings)
+    beside = sentence_files(settings.teacher, longer=pair.longest)
     with run.process.local_main_process_first():  # the others read its cache
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {
@@ -125,8 +125,7 @@ def _load_pair(settings: DistillSettings) -> Pair:
         student = linearize_encoder(copy.deepcopy(teacher), settings)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
     most = longest_input(teacher) or limit
-    # A limit of the tokenizer below the teacher's positions, such as max_length of fine-tuning, stays.
-    tokenizer.model_max_length = longest if longest > most else min(longest, limit)
+    tokenizer.model_max_length = longest  # also below it, the teacher's limit says nothing of the student
     in_pieces = longest > most and kind_of(teacher) in _BY_TOKEN
     if longest > most and not in_pieces:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):

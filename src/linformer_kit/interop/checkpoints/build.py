@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 
@@ -38,31 +38,25 @@ def build_model(
 ) -> LinformerPreTrainedModel:
     """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model."""
     model = model_class(config)
-    wanted = model.state_dict()
-    for name, tensor in weights.items():
-        if name not in wanted:
-            raise InputError(f"{source}: expected weights of {model_class.__name__}, got {name} as well")
-        if tensor.shape != wanted[name].shape:
-            raise InputError(f"{source}: expected {name} of {list(wanted[name].shape)}, got {list(tensor.shape)}")
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise InputError(f"{source}: expected finite floating-point numbers in {name}, got others")
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
-    if new_projections:
-        new |= {name for name in wanted if ".projection." in name}
-    missing = sorted(wanted.keys() - weights.keys() - new)
-    if missing:
-        raise InputError(f"{source}: expected {missing[0]} for {model_class.__name__}, got no such weight")
-    model.load_state_dict(dict(weights), strict=False)
+    kept = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name in new or (new_projections and ".projection." in name)
+    }
+    with input_errors(f"{source}: expected weights of {model_class.__name__}"):
+        for name, tensor in weights.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"got NaN or infinite numbers in {name}")
+        model.load_state_dict({**kept, **weights})
     return model.eval()
 
 
-def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration from the source's fields and overrides; the default k is at most n."""
-    made = {**fields, **overrides}
-    longest = made["max_position_embeddings"]
-    if isinstance(longest, int):  # otherwise `LinformerConfig` raises the error
-        made.setdefault("projected_dim", min(LinformerConfig().projected_dim, longest))
+def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
+    """The configuration with these fields; the default k is at most n."""
+    longest = fields["max_position_embeddings"]
+    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)} if isinstance(longest, int) else {}
     try:
-        return LinformerConfig(**made)
+        return LinformerConfig(**{**default, **fields})
     except InputError as error:
         raise InputError(f"{source}: {error}") from None

@@ -1,18 +1,18 @@
-"""Convert BERT and RoBERTa (XLM-RoBERTa, CamemBERT) to Linformers: the same architecture under other names."""
+"""Convert encoders with full attention to Linformers: the same architecture, for BERT and RoBERTa under other names."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.settings import ResizeMode
-from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
+from linformer_cli.settings import ResizeMode, SlotSettings
+from linformer_kit.interop.checkpoints.build import Converted, build_config, build_model
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, loaded, resize
+from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -22,20 +22,24 @@ from linformer_kit.models.heads import (
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
 ENCODER = "a pretrained encoder"  # in errors
+SLOT_FIELDS = tuple(field.name for field in dataclasses.fields(SlotSettings))
 # Model type: prefix of its class names.
-_ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-_BERT = {"bert": "Bert"}
-MODEL_TYPES = {**_ROBERTA, **_BERT}
-
+_PREFIXES = {
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "bert": "Bert",
+    LinformerConfig.model_type: "Linformer",
+}
 # Suffix of their class names: our class.
 _CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
     "ForMaskedLM": LinformerForMaskedLM,
+    "ForPreTraining": LinformerForMaskedLM,
     "ForSequenceClassification": LinformerForSequenceClassification,
     "ForTokenClassification": LinformerForTokenClassification,
     "ForQuestionAnswering": LinformerForQuestionAnswering,
     "Model": LinformerModel,
 }
-_BERT_CLASSES: dict[str, type[LinformerPreTrainedModel]] = {"ForPreTraining": LinformerForMaskedLM, **_CLASSES}
 
 # Parts of their parameter names and ours, in the order of replacement; names that stay the same are omitted.
 _Names = tuple[tuple[str, str], ...]
@@ -68,20 +72,22 @@ _BERT_CLASSIFIER_NAMES: _Names = (
 )
 
 # Fields of the configuration that have the same name in ours.
-_SAME = (
+_KEPT = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob classifier_dropout type_vocab_size initializer_range layer_norm_eps pad_token_id "
     "bos_token_id eos_token_id tie_word_embeddings problem_type id2label label2id trained_columns"
 )
 
 
-def load_roberta_checkpoint(
+def load_encoder_checkpoint(
     source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
 ) -> LinformerPreTrainedModel:
-    """Load a RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: its weights except a pooler's are kept, E and F are new.
+    """Load an encoder with full attention as a Linformer: its weights except a pooler's are kept, E and F are new.
 
     Args:
-        source: Folder or hub id.
+        source: Folder or hub id of a BERT, RoBERTa, XLM-RoBERTa or CamemBERT, or of a model of this package with full
+            attention. Of a `BertForPreTraining` the masked language model is kept; the next-sentence head and its
+            pooler are left out.
         resize_mode: How positions are resized for another max_position_embeddings: repeated (`extend`) or stretched
             (`interpolate`).
         fields: Fields of `LinformerConfig` that the source does not decide: projected_dim, sharing, projection, …
@@ -95,45 +101,45 @@ def load_roberta_checkpoint(
     Raises:
         InputError: if the source is not a complete model of this kind, or a field does not fit.
     """
-    return convert_encoder(source, fields, resize_mode, _ROBERTA).model
+    return convert_encoder(str(source), fields, resize_mode).model
 
 
-def load_bert_checkpoint(
-    source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
-) -> LinformerPreTrainedModel:
-    """Load a BERT as a Linformer: its weights except a pooler's are kept, E and F are new.
-
-    Of a `BertForPreTraining` the masked language model is kept; the next-sentence head is left out.
-
-    Args, Returns, Raises: as `load_roberta_checkpoint`.
-    """
-    return convert_encoder(source, fields, resize_mode, _BERT).model
-
-
-def convert_encoder(
-    source: str | os.PathLike[str],
-    fields: dict[str, Any],
-    resize_mode: ResizeMode,
-    model_types: Mapping[str, str] = MODEL_TYPES,
-) -> Converted:
-    """As `load_roberta_checkpoint`, for all or some of the model types, with the names of the weights left out."""
-    source = str(source)
+def convert_encoder(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
+    """As `load_encoder_checkpoint`, with the names of the weights left out."""
     with renamed("model", "source"):
-        config: Any = read_config(source, f"model: expected {ENCODER}, got {source}")
-        if config.model_type not in model_types:
-            raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
-        _check_attention(source, config)
-        prefix, classes = model_types[config.model_type], _BERT_CLASSES if config.model_type in _BERT else _CLASSES
-        kinds = {prefix + end: end for end in classes}
-        class_name = next(iter(config.architectures or []), "none")
-        if class_name not in kinds:
-            raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
-        model = load_pretrained(source, auto_class_of(source, ENCODER), ENCODER)
-    kind, left_out = kinds[class_name], loaded(model).left_out
+        full, left_out = _full_attention(source)
+    kept = {field.name: getattr(full.config, field.name) for field in dataclasses.fields(LinformerConfig)}
+    for name in (*SLOT_FIELDS, "bias_order", "attention"):  # they say nothing of a model with full attention
+        del kept[name]
+    config = build_config(source, {**kept, **fields})
+    if config.max_position_embeddings != full.config.max_position_embeddings:
+        # Before E and F are built, which start as in any model of the new length.
+        resize(full, config.max_position_embeddings, resize_mode, setting="max_position_embeddings")
+    return Converted(build_model(type(full), config, full.state_dict(), source, new_projections=True), left_out)
+
+
+def _full_attention(source: str) -> tuple[LinformerPreTrainedModel, list[str]]:
+    """The source as a model of this package with full attention, and the names of the weights left out."""
+    config: Any = read_config(source, f"model: expected {ENCODER}, got {source}")
+    if config.model_type not in _PREFIXES:
+        known, other = ", ".join(_PREFIXES), config.model_type
+        raise InputError(f"{source}: expected a model of type {known}, got {other}; --in_place takes other types too")
+    if getattr(config, "is_decoder", False):
+        raise InputError(f"{source}: expected an encoder, got a decoder")
+    kinds = {_PREFIXES[config.model_type] + end: end for end in _CLASSES}
+    class_name = next(iter(config.architectures or []), "none")
+    if class_name not in kinds:
+        raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
+    model: Any = load_pretrained(source, auto_class_of(source, ENCODER), ENCODER)
+    left_out = loaded(model).left_out
+    if config.model_type == LinformerConfig.model_type:
+        if config.attention != "full":
+            raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
+        return model, left_out
+    kind = kinds[class_name]
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in loaded(model).random}
-    if config.model_type in _BERT:
-        offset = 0
-        names = _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES
+    if config.model_type == "bert":
+        offset, names = 0, _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES
     else:
         if kind == "ForMaskedLM" and config.hidden_act != "gelu":
             # Their head always uses gelu; ours uses the activation of the layers.
@@ -146,23 +152,8 @@ def convert_encoder(
         left_out = left_out + unused
         weights = {name: tensor for name, tensor in weights.items() if name not in unused}
     weights = {_renamed(name, names): tensor for name, tensor in weights.items()}
-    kept = _kept_fields(config, offset)
-    model_class = classes[kind]
-    wanted = linformer_config(source, kept, fields)
-    if wanted.max_position_embeddings != kept["max_position_embeddings"]:
-        # Resize the model with full attention, so that E and F start as in any model of the new length.
-        full = build_model(model_class, linformer_config(source, kept, {"attention": "full"}), weights, source)
-        resize(full, wanted.max_position_embeddings, resize_mode, setting="max_position_embeddings")
-        weights = full.state_dict()
-    return Converted(build_model(model_class, wanted, weights, source, new_projections=True), left_out)
-
-
-def _check_attention(source: str, config: PreTrainedConfig) -> None:
-    kind = getattr(config, "position_embedding_type", None) or "absolute"
-    if kind != "absolute":
-        raise InputError(f"{source}: expected position_embedding_type absolute, got {kind}")
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise InputError(f"{source}: expected an encoder, got a decoder")
+    kept = _kept_fields(config, offset) | {"attention": "full"}
+    return build_model(_CLASSES[kind], build_config(source, kept), weights, source), left_out
 
 
 def _renamed(name: str, names: _Names) -> str:
@@ -173,7 +164,7 @@ def _renamed(name: str, names: _Names) -> str:
 
 def _kept_fields(config: Any, offset: int) -> dict[str, Any]:
     """Fields of our configuration that the source decides; its positions begin at `offset`."""
-    kept = {name: getattr(config, name, None) for name in _SAME.split()}
+    kept = {name: getattr(config, name, None) for name in _KEPT.split()}
     for name in ("bos_token_id", "eos_token_id"):  # unused ones may lie outside the vocabulary
         if kept[name] not in range(config.vocab_size):
             kept[name] = None

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.errors import InputError, input_errors
-from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
+from linformer_cli.errors import input_errors
+from linformer_kit.interop.checkpoints.build import Converted, build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
@@ -34,7 +34,6 @@ _UNUSED = (r"\.version$", r"_float_tensor$", r"compress_(k|v|layer)\.bias$")
 _NAMES = (
     (r"^encoder\.sentence_encoder\.embed_tokens\.", "linformer.embeddings.word_embeddings."),
     (r"^encoder\.sentence_encoder\.embed_positions\.", "linformer.embeddings.position_embeddings."),
-    (r"^encoder\.sentence_encoder\.segment_embeddings\.", "linformer.embeddings.token_type_embeddings."),
     (r"^encoder\.sentence_encoder\.layernorm_embedding\.", "linformer.embeddings.layer_norm."),
     (r"^encoder\.sentence_encoder\.compress_layer\.weight", "linformer.encoder.projection.key_projection"),
     (r"\.self_attn\.compress_k\.weight", ".self_attn.projection.key_projection"),
@@ -63,59 +62,42 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
 
 def convert_fairseq(source: str) -> Converted:
     """As `load_fairseq_checkpoint`, with the names of the weights left out."""
-    whole, arguments = _read(source)
-    whole = _current_names(source, whole)
-    weights = {name: tensor for name, tensor in whole.items() if "classification_heads." not in name}
-    fields = _fields(source, weights, arguments)
+    with input_errors(f"{source}: expected a fairseq checkpoint of a Linformer or RoBERTa, got another file"):
+        weights, arguments = _read(source)
+        left_out = [name for name in weights if "classification_heads." in name]
+        weights = _current_names({name: tensor for name, tensor in weights.items() if name not in left_out})
+        fields = _fields(weights, arguments)
     if fields.get("sharing") == "layerwise":
         weights = {name: tensor for name, tensor in weights.items() if ".self_attn.compress_" not in name}
-    rows = fields["max_position_embeddings"] + fields["position_offset"]
-    for name in [name for name in weights if name.endswith("embed_positions.weight")]:
-        weights[name] = weights[name][:rows]  # E may be shorter than the table
     renamed = {_substitute(name, _NAMES): tensor for name, tensor in weights.items()}
     has_head = any(name.startswith("lm_head.") for name in renamed)
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     model_class = LinformerForMaskedLM if has_head else LinformerModel
-    model = build_model(model_class, linformer_config(source, fields, {}), renamed, source)
-    return Converted(model, [name for name in whole if "classification_heads." in name], learned=True)
+    model = build_model(model_class, build_config(source, fields), renamed, source)
+    return Converted(model, left_out, learned=True)
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and arguments of the model, from files with `args` or with `cfg`."""
-    if not os.path.isfile(source):
-        raise InputError(f"{source}: expected a fairseq checkpoint, got no such file")
-    wanted = f"{source}: expected a pickle of tensors and argparse.Namespace, got something else"
-    with input_errors(wanted), torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([argparse.Namespace]):
         try:
             content = torch.load(source, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             # torch's message suggests `weights_only=False`, which is unsafe for untrusted files.
             raise ValueError("its pickle is broken or holds disallowed objects") from None
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise InputError(f"{source}: expected a fairseq checkpoint with a model in it, got something else")
-    weights = content["model"]
-    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in weights.items()):
-        raise InputError(f"{source}: expected tensors by name in the model, got other things")
-    arguments = content.get("args")
-    if arguments is None and isinstance(content.get("cfg"), dict):
-        arguments = content["cfg"].get("model")
-    if isinstance(arguments, argparse.Namespace):
-        arguments = vars(arguments)
-    return dict(weights), arguments if isinstance(arguments, dict) else {}
+    arguments = content.get("args") or content["cfg"]["model"]
+    return content["model"], vars(arguments) if isinstance(arguments, argparse.Namespace) else arguments
 
 
-def _current_names(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _current_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights under current names, without unneeded ones, with fused W_Q, W_K and W_V split."""
     current = {}
     for name, tensor in weights.items():
         name = _substitute(name, _OLD_NAMES)
         if any(re.search(pattern, name) for pattern in _UNUSED):
             continue
-        fused = re.fullmatch(r"(.*\.self_attn\.)in_proj_(weight|bias)", name)
-        if fused and tensor.dim() and len(tensor) % 3:
-            raise InputError(f"{source}: expected a multiple of 3 rows in {name}, got {len(tensor)}")
-        if fused and tensor.dim():
+        if fused := re.fullmatch(r"(.*\.self_attn\.)in_proj_(weight|bias)", name):
             for part, third in zip("qkv", tensor.chunk(3), strict=True):
                 current[f"{fused[1]}{part}_proj.{fused[2]}"] = third.clone()
         else:
@@ -123,19 +105,16 @@ def _current_names(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]
     return current
 
 
-def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, Any]:
+def _fields(weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, Any]:
     """Fields of the configuration: sizes from the weights, the rest from the arguments."""
-    tokens, positions, inner = (
-        _weight(source, weights, f"{_LINFORMER}{name}.weight")
-        for name in ("embed_tokens", "embed_positions", "layers.0.fc1")
-    )
+    tokens = weights[f"{_LINFORMER}embed_tokens.weight"]
+    vocab_size, hidden_size = tokens.shape
+    positions, inner = (weights[f"{_LINFORMER}{name}.weight"] for name in ("embed_positions", "layers.0.fc1"))
     layers = {int(match[1]) for match in (re.search(r"\.layers\.(\d+)\.", name) for name in weights) if match}
-    if "encoder_attention_heads" not in arguments:
-        raise InputError(f"{source}: expected encoder_attention_heads among its arguments, got none")
-    fields: dict[str, Any] = {
+    return {
         "num_attention_heads": arguments["encoder_attention_heads"],
-        "vocab_size": tokens.shape[0],
-        "hidden_size": tokens.shape[1],
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
         "num_hidden_layers": len(layers),
         "intermediate_size": inner.shape[0],
         "hidden_act": arguments.get("activation_fn", "gelu"),
@@ -147,18 +126,12 @@ def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) 
         "layer_norm_eps": 1e-5,
         "bias_order": "after_projection",
         "attention": "full",
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": torch.equal(weights.get("encoder.lm_head.weight", tokens), tokens),
+        **_projection_fields(weights),
     }
-    segments = f"{_LINFORMER}segment_embeddings.weight"
-    if segments in weights:
-        fields["type_vocab_size"] = len(_weight(source, weights, segments))
-    output = weights.get("encoder.lm_head.weight")
-    if output is not None:
-        fields["tie_word_embeddings"] = torch.equal(output, tokens)
-    return fields | _projection_fields(source, weights)
 
 
-def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any]:
+def _projection_fields(weights: dict[str, Tensor]) -> dict[str, Any]:
     """n, k and the sharing, read from the compression matrices; empty for a RoBERTa."""
     name, sharing = f"{_LINFORMER}compress_layer.weight", "layerwise"
     if name not in weights:
@@ -166,26 +139,13 @@ def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any
         sharing = "headwise" if f"{_LINFORMER}layers.0.self_attn.compress_v.weight" in weights else "key_value"
     if name not in weights:
         return {}
-    matrix = _weight(source, weights, name, ranks=(2, 3))
-    if matrix.dim() == 3:  # not in the official code: the same format with a matrix for each head
-        sharing = "none"
-    projected_dim, longest = matrix.shape[-2:]
+    projected_dim, longest = weights[name].shape
     return {
         "attention": "linformer",
         "sharing": sharing,
         "projected_dim": projected_dim,
         "max_position_embeddings": longest,
     }
-
-
-def _weight(source: str, weights: dict[str, Tensor], name: str, *, ranks: tuple[int, ...] = (2,)) -> Tensor:
-    """A weight by name; rejects a missing one or one with another number of dimensions."""
-    if name not in weights:
-        raise InputError(f"{source}: expected {name} in the model, got no such weight")
-    if weights[name].dim() not in ranks:
-        dimensions = " or ".join(map(str, ranks))
-        raise InputError(f"{source}: expected {name} of {dimensions} dimensions, got {list(weights[name].shape)}")
-    return weights[name]
 
 
 def _substitute(name: str, patterns: tuple[tuple[str, str], ...]) -> str:

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
@@ -64,6 +65,12 @@ def read_config(source: str, what: str) -> PreTrainedConfig:
             if isinstance(kernel := getattr(config, name, None), str) and "/" in kernel:
                 raise ValueError(f"expected {name[1:]} of transformers, got {kernel!r}, which is code of the hub")
     return config
+
+
+def optional_file(source: str, name: str) -> str | None:
+    """Path of a file of a folder or hub id, downloaded; None if there is none, or no connection."""
+    quiet: Any = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(source, name, **quiet)
 
 
 def check_size(weights: Weights, build: Callable[[], nn.Module], what: str) -> None:

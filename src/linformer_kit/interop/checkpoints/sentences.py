@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import SENTENCE_FILES
+from linformer_kit.interop.checkpoints.pretrained import optional_file
 
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = "max_seq_length"
-_EMPTY = "Normalize"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 # Files downloaded for a model on the hub; not the encoder itself.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
 Files = dict[str, bytes]  # contents by path within a folder
 
-logger = logging.getLogger(__name__)
-
 
 def sentence_files(source: str, *, longer: int | None = None) -> Files:
     """Read and check the files; empty if the encoder is not a sentence embedder.
-
-    Warns of an encoder of the hub whose files can neither be downloaded nor are cached.
 
     Args:
         source: Folder or hub id of the encoder.
@@ -45,9 +39,6 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
             place = module["path"]
             if place in (".", "..") or Path(place).name != place:
                 raise ValueError(f"got {place!r}")
-            # A module without weights and settings has an empty folder, which git repositories do not store.
-            if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
-                raise ValueError(f"got no {place}")
             inside = [path for path in sorted((folder / place).rglob("*")) if path.is_file()] if place else []
             files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     for name in _SETTINGS:
@@ -84,13 +75,8 @@ def write_files(files: Files, folder: Path) -> None:
 
 
 def _downloaded(source: str) -> Path | None:
-    """The folder of a model on the hub; None if it has no such files, or for loading the encoder to raise the error."""
+    """The folder of a model on the hub; None if it has no such files."""
     try:
-        if try_to_load_from_cache(source, _MODULES) is not _CACHED_NO_EXIST:
-            hf_hub_download(source, _MODULES)
-            return Path(snapshot_download(source, allow_patterns=_PATTERNS))
-    except LocalEntryNotFoundError:
-        logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
-    except Exception:  # no such file or model
-        pass
-    return None
+        return Path(snapshot_download(source, allow_patterns=_PATTERNS)) if optional_file(source, _MODULES) else None
+    except Exception:  # no such model: loading the encoder raises the error
+        return None
