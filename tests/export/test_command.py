@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
 from linformer_kit.export import onnx_file
@@ -27,23 +27,18 @@ FILES |= {"tokenizer.json", "tokenizer_config.json"}
 @pytest.mark.e2e
 def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1)
-    main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--benchmark"])
-    printed = capsys.readouterr().out
-    assert (
-        "Largest difference from PyTorch over 20 shapes: " in printed
-        and f"One text of {LENGTH} tokens: PyTorch" in printed
-    )
+    main(["export", str(tmp_path / "model"), str(tmp_path / "out")])
+    assert "Largest difference from PyTorch over 18 shapes: " in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES and damage(tmp_path / "out") is None
     results = json.loads((tmp_path / "out" / "export.json").read_text())
     agreement = results["agreement"]
-    assert agreement["largest_difference"] <= agreement["tolerance"] and len(agreement["shapes"]) == 20
-    assert results["max_length"] == LENGTH and [row["length"] for row in results["seconds"]] == [LENGTH]
+    assert agreement["largest_difference"] <= agreement["tolerance"] and len(agreement["shapes"]) == 18
+    assert results["max_length"] == LENGTH
     assert results["bytes"]["ONNX Runtime"] == (tmp_path / "out" / "model.onnx").stat().st_size
     assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["versions"])
     assert {"device", "threads", "commit"} <= set(results["environment"])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LinformerForMaskedLM"] and "model_type" not in config
-    assert "InferenceSession" in (tmp_path / "out" / "README.md").read_text()
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
@@ -62,40 +57,28 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
 def test_int8_says_what_it_loses(exported, tmp_path, capsys, monkeypatch):
     source, run, path = exported
     monkeypatch.setattr(onnx_file, "write_onnx", lambda source, place: shutil.copy(path, place))
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    options = ["--int8", "--validation_file", str(tmp_path / "texts.txt")]
-    main(["export", str(path.with_name("model")), str(tmp_path / "out"), *options])
-    printed = capsys.readouterr().out
+    main(["export", str(path.with_name("model")), str(tmp_path / "out"), "--int8"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     results = json.loads((tmp_path / "out" / "export.json").read_text())
-    sizes, quality = results["bytes"], results["quality"]
+    sizes = results["bytes"]
     assert sizes["ONNX Runtime int8"] == (tmp_path / "out" / "model.onnx").stat().st_size < 0.4 * sizes["ONNX Runtime"]
-    assert results["int8_difference"] > results["agreement"]["tolerance"] and "seconds" not in results
-    assert quality["measure"] == "cosine with float32" and quality["int8"] != quality["float32"]
-    assert f"a change of {quality['int8'] - quality['float32']:+.4f}" in printed
+    assert results["int8_difference"] > results["agreement"]["tolerance"]
+    assert f"Largest difference of int8: {results['int8_difference']:.1e}" in capsys.readouterr().out
     inputs = random_inputs(source, Case(2, 23))
     whole, rounded = run(inputs)[0], onnx_file.runner(tmp_path / "out" / "model.onnx")(inputs)[0]
     assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--validation_file", "x.txt"],
-            "validation_file: expected none without int8, whose loss of accuracy it measures, got 'x.txt'",
-        ),
-        (["--int8", "--validation_file", "x.txt"], "validation_file: no such file or folder: x.txt"),
-        (["--int8", "--validation_file", "OUT/lines.txt", "--label_column", "x"], "label_column: expected none for "),
-        (["--max_eval_samples", "5"], "max_eval_samples: expected none without validation_file, got 5"),
-    ],
-)
-def test_settings_that_do_not_fit_are_one_line(arguments, message, tmp_path, capsys):
-    linformer("LinformerModel", tmp_path / "model")
-    (tmp_path / "lines.txt").write_text("good\nbad\n")
-    arguments = [argument.replace("OUT", str(tmp_path)) for argument in arguments]
-    assert message in fail(capsys, "export", tmp_path / "model", tmp_path / "out", *arguments)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.e2e
+def test_the_card_ends_with_a_served_answer(tmp_path, capsys):
+    labels = {0: "bad", 1: "fine", 2: "good"}
+    linformer("LinformerForSequenceClassification", tmp_path / "model", num_hidden_layers=1, id2label=labels)
+    main(["export", str(tmp_path / "model"), str(tmp_path / "out")])
+    capsys.readouterr()
+    code = (tmp_path / "out" / "README.md").read_text().split("```")[1].removeprefix("python")
+    exec(code.replace("FOLDER", str(tmp_path / "out")), {})
+    best = pipeline("text-classification", model=str(tmp_path / "model"))("A text.")[0]["label"]
+    assert capsys.readouterr().out == f"['{best}']\n"
 
 
 def test_models_that_are_no_encoder_or_have_no_longest_input_are_refused(tmp_path, capsys):
@@ -120,7 +103,7 @@ def test_without_a_library_one_line_says_which(tmp_path, capsys, monkeypatch):
 @pytest.fixture
 def unwritten(tmp_path, monkeypatch):
     """PyTorch in place of an ONNX file, with other errors for longer inputs, and with a given numerical error."""
-    model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model"))).exportable
+    model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model")))
 
     def use(error):
         def run(inputs):

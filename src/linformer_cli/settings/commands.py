@@ -335,18 +335,12 @@ class ConvertSettings(PretrainedSlotSettings):
 
 
 @settings
-class ExportSettings(PairSettings):
+class ExportSettings:
     """Export a model to ONNX, and check it against PyTorch."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
     out: Argument[Folder]  # New folder for the exported model and its tokenizer.
     int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
-    # File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled for a classifier,
-    # any for an encoder without a head.
-    validation_file: Texts[File | None] = None
-    label_column: Texts[str | None] = None  # Column of the class; default: that of the fine-tuning, else `label`.
-    max_eval_samples: Texts[Count | None] = None  # Maximum number of texts to measure on; default: all.
-    benchmark: Measurement[bool] = False  # Measure the time of PyTorch and ONNX, at 512 tokens and the longest.
 
 
 @settings
