@@ -152,7 +152,7 @@ def build_method(name: str, settings: Settings) -> Method:
     else:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
-    return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
+    return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
 
 
 def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:

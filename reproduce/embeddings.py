@@ -17,7 +17,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -89,16 +88,16 @@ def measure(settings: Settings, results: Results) -> None:
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
     """An embedder whose embeddings have length 1, also that of a plain encoder."""
-    embedder = load_embedder(name, forward(precision, batch_size), field=field)
+    embedder = load_embedder(name, field=field, **forward(precision, batch_size))
     if not isinstance(embedder.sentences[-1], Normalize):
         embedder.sentences.append(Normalize())
     return embedder
 
 
-def forward(precision: Precision, batch_size: int) -> Any:
-    """The settings of an `Embedder`."""
+def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
+    """The options of an `Embedder`."""
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
-    return SimpleNamespace(batch_size=batch_size, dtype=dtype, bf16="auto" if precision == "mixed" else "false")
+    return {"batch_size": batch_size, "dtype": dtype, "bf16": "auto" if precision == "mixed" else "false"}
 
 
 def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:

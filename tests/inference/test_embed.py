@@ -145,7 +145,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
-        (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
     ],
 )
 def test_refused(folder, tmp_path, capsys, options, message):
@@ -220,12 +219,3 @@ def test_a_file_of_texts_is_never_overwritten_and_a_new_output_has_no_old_pieces
     assert pieces.read_bytes() == before
     main(command(folder, output, "--overwrite"))
     assert not pieces.exists()
-
-
-def test_a_damaged_record_is_one_line(folder, tmp_path, capsys):
-    output, mark = tmp_path / "vectors.npy", tmp_path / "vectors.npy.run.json"
-    main(command(folder, output))
-    for wrong in ("x", -5):
-        mark.write_text(json.dumps(json.loads(mark.read_text()) | {"texts": wrong}))
-        error = fail_last_line(capsys, *command(folder, output, "--resume"))
-        assert f"resume: expected numbers of texts and bytes in {mark}" in error and output.exists()

@@ -40,8 +40,8 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     [
         (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
         (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
-        (["\udcff<mask>"], "text, top_k: expected what linformer reads: "),
-        (["<mask>", "--top_k", "1000000"], "text, top_k: expected what linformer reads: "),
+        (["\udcff<mask>"], "text: expected one that the tokenizer reads: "),
+        (["<mask>", "--top_k", "1000000"], "top_k: expected at most "),
     ],
 )
 def test_bad_text_for_fill_mask(model, options, message, capsys):

@@ -12,8 +12,7 @@ from linformer_kit.inference import scores as s
 # Class 0 four times, 1 three times, 2 never; two mistakes.
 TARGETS = np.array([0, 0, 0, 0, 1, 1, 1])
 CHANCES = np.eye(3)[[0, 0, 0, 1, 1, 1, 2]] * 0.7 + 0.1
-
-
+LABELS = Labels(("a", "b", "c"))
 ANSWERS = s.answers_of(np.log(CHANCES), multi_label=False)
 
 
@@ -26,10 +25,11 @@ def test_metrics_of_one_class():
 
 
 def test_each_class_and_each_pair():
-    found = s.by_class(ANSWERS, TARGETS, 3)
+    results = s.by_class(ANSWERS, TARGETS, LABELS)
+    found = results["by_class"]
     assert found[0] == pytest.approx({"precision": 1.0, "recall": 0.75, "f1": 6 / 7, "texts": 4})
     assert found[2] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "texts": 0}
-    assert s.confusion(ANSWERS, TARGETS, 3) == [[3, 1, 0], [0, 2, 1], [0, 0, 0]]
+    assert results["confusion"] == [[3, 1, 0], [0, 2, 1], [0, 0, 0]]
 
 
 def test_several_classes():
@@ -44,10 +44,9 @@ def test_several_classes():
 
 def test_the_worst_mistakes_stand_first():
     examples = [Example(f"line {n}", f"text {n}", None, ("a",), False) for n in range(7)]
-    labels = Labels(("a", "b", "c"))
     sure = CHANCES.copy()
     sure[6] = [0.05, 0.05, 0.9]
-    found = s.mistakes(np.log(sure), ANSWERS, TARGETS, examples, labels)
+    found = s.mistakes(np.log(sure), ANSWERS, TARGETS, examples, LABELS)
     assert [each["source"] for each in found] == ["line 6", "line 3"]
     assert (found[0]["label"], found[0]["predicted"], found[0]["probability"]) == ("b", "c", pytest.approx(0.9))
     assert found[0]["loss"] == pytest.approx(-np.log(0.05))

@@ -18,9 +18,10 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError
+from linformer_kit.data.read import Text
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.files.writing import whole_file
-from linformer_kit.inference.batches import Text
+from linformer_kit.inference.batches import together
 from linformer_kit.inference.embedder import Embedder
 
 
@@ -32,27 +33,22 @@ class Tokens(NamedTuple):
         text: Tokens of the text itself.
         after: Special tokens.
         spans: First character of each token of the text itself, and the character after its last.
+        room: Tokens of the text itself in the longest input.
     """
 
     before: list[int]
     text: list[int]
     after: list[int]
     spans: list[tuple[int, int]]
+    room: int
 
-    def window(self, start: int, stop: int) -> Window:
-        """A part of the text itself as an input, with all other tokens."""
-        return {"input_ids": [*self.before, *self.text[start:stop], *self.after]}
+    def window(self, start: int) -> Window:
+        """The longest input with a part of the text itself, from a token on, and all other tokens."""
+        return {"input_ids": [*self.before, *self.text[start : start + self.room], *self.after]}
 
-    def room(self, limit: int) -> int:
-        """Tokens of the text itself in an input of `limit` tokens; raises an error if there is no room."""
-        around = len(self.before) + len(self.after)
-        if limit <= around:
-            raise InputError(f"max_length: expected at least {around + 1} for prompt and text, got {limit}")
-        return limit - around
-
-    def pieces(self, limit: int, size: int) -> list[tuple[int, int]]:
+    def pieces(self, size: int) -> list[tuple[int, int]]:
         """First token of each piece of the truncated text, and the token after its last, among those of the text."""
-        read = min(len(self.text), self.room(limit))
+        read = min(len(self.text), self.room)
         return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]
 
 
@@ -60,7 +56,7 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
     """Tokenise texts, one or more, each after the model's prompt.
 
     Raises:
-        InputError: without a fast tokenizer, which knows the characters of each token.
+        InputError: without a fast tokenizer, which knows the characters of each token, or without room for text.
     """
     tokenizer, prompt = embedder.tokenizer, embedder.prompt
     if not tokenizer.is_fast:
@@ -72,8 +68,23 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
         first = of_text[0] if of_text else max(ordinary, default=-1) + 1
         stop = first + len(of_text)
         spans = [(max(0, start - len(prompt)), end - len(prompt)) for start, end in offsets[first:stop]]
-        # A text without tokens is one padding token.
-        yield Tokens(ids[:first], ids[first:stop], ids[stop:] or ([] if ids else [tokenizer.pad_token_id]), spans)
+        after = ids[stop:] or ([] if ids else [tokenizer.pad_token_id])  # a text without tokens is one padding token
+        around = first + len(after)
+        if embedder.limit <= around:
+            expected = f"at least {around + 1} for prompt and text"
+            raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
+        yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
+
+
+def check_pieces(embedder: Embedder, *, chunks: bool) -> None:
+    """Reject a model that leaves no room for text; for late chunking, also one that does not pool means.
+
+    Of other models' poolings, a piece's first or last token says little.
+    """
+    next(tokenise(embedder, [""]))
+    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
+    if chunks and after[:1] != ["mean"]:
+        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
 
 
 def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = None, overlap: float = 0) -> np.ndarray:
@@ -86,31 +97,20 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = No
         texts: The texts, one or more; all of each is read.
         what: Describes them in a progress bar.
         overlap: Share of a piece that the next one repeats.
-
-    Raises:
-        InputError: if the prompt leaves no room for text.
     """
     windows: list[Window] = []
-    weights, starts = [], []
+    weights, firsts = [], []
     for tokens in tokenise(embedder, texts):
-        room, length = tokens.room(embedder.limit), len(tokens.text)
-        repeated = int(room * overlap)
-        starts.append(len(windows))
-        for start in range(0, max(1, length - repeated), room - repeated):
-            windows.append(tokens.window(start, start + room))
-            weights.append(max(1, min(room, length - start)))
+        length, repeated = len(tokens.text), int(tokens.room * overlap)
+        firsts.append(len(windows))
+        for start in range(0, max(1, length - repeated), tokens.room - repeated):
+            windows.append(tokens.window(start))
+            weights.append(max(1, min(tokens.room, length - start)))
     counts = np.array(weights, dtype=np.float32)[:, None]
-    sums = np.add.reduceat(embedder.embed_windows(windows, what) * counts, starts)
+    sums = np.add.reduceat(embedder.stacked(embedder.outputs(windows, what)) * counts, firsts)
     if isinstance(embedder.sentences[-1], Normalize):
         return sums / np.linalg.norm(sums, axis=1, keepdims=True)
-    return sums / np.add.reduceat(counts, starts)
-
-
-def check_mean_pooling(embedder: Embedder) -> None:
-    """Reject a model that does not pool the mean of its hidden states: a piece's first or last token says little."""
-    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
-    if after[:1] != ["mean"]:
-        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
+    return sums / np.add.reduceat(counts, firsts)
 
 
 def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
@@ -120,14 +120,14 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
     includes the special tokens after it.
 
     Args:
-        embedder: The embedder, which `check_mean_pooling` accepts.
+        embedder: The embedder, which `check_pieces` accepts.
         texts: The texts, one or more; truncated to `embedder.limit`.
         size: Number of tokens of each piece; the last one of a text may have fewer.
     """
     encoder, *others = embedder.sentences
     tokens = list(tokenise(embedder, texts))
-    windows = [each.window(0, each.room(embedder.limit)) for each in tokens]
-    embedder.cut += sum(len(each.text) > each.room(embedder.limit) for each in tokens)
+    windows = [each.window(0) for each in tokens]
+    embedder.cut += sum(len(each.text) > each.room for each in tokens)
 
     def vector(states: torch.Tensor) -> np.ndarray:
         outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
@@ -136,33 +136,33 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
         return embedder.vectors(outputs)
 
     def run(batch: list[int]) -> Iterator[np.ndarray]:
-        outputs = encoder(embedder.features([windows[index] for index in batch]))
+        outputs = encoder(dict(embedder.pad([windows[index] for index in batch])))
         for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
             states, text = hidden[real.bool()], tokens[index]
-            edges = [len(text.before) + start for start, _ in text.pieces(embedder.limit, size)] + [len(states)]
+            edges = [len(text.before) + start for start, _ in text.pieces(size)] + [len(states)]
             edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
-    return embedder.by_length(windows, run)
+    return embedder.stacked(embedder.outputs(windows, run=run))
 
 
-def write_pieces(path: Path, embedder: Embedder, groups: Iterable[list[Text]], size: int) -> int:
+def write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:
     """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
 
     Args:
         path: The file.
         embedder: The embedder.
-        groups: All texts, some at a time.
+        texts: All texts.
         size: As for `embed_chunks`.
 
     Returns:
         Number of pieces.
     """
-    row = pieces = 0
+    pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        for tokens in (each for group in groups for each in tokenise(embedder, [text for text, _ in group])):
-            row += 1
-            for start, stop in tokens.pieces(embedder.limit, size):
+        tokenised = (each for group in together(texts) for each in tokenise(embedder, [text for text, _ in group]))
+        for row, tokens in enumerate(tokenised, start=1):
+            for start, stop in tokens.pieces(size):
                 spans = tokens.spans[start:stop] or [(0, 0)]
                 file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
                 pieces += 1

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EmbedSettings
-from linformer_kit.data.files import find_files
-from linformer_kit.data.read import TextColumns, read_inputs
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.files.manifest import file_fingerprint
-from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.inference.batches import together
-from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, tokenise, write_pieces
+from linformer_kit.inference.chunks import check_pieces, embed_chunks, embed_pieces, write_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import GrowingFile, check_new, check_not_read, check_text_column
-from linformer_kit.interop.loading import fingerprint
+from linformer_kit.inference.files import find_texts, write_rows
 
 _NUMBER = np.dtype("<f4")
 
@@ -41,62 +33,44 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, an output
             that exists, or one to resume that was made from other files or another model.
     """
-    check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
-    if settings.pieces and settings.chunk_tokens is not None:
+    size = settings.chunk_tokens
+    if settings.pieces and size is not None:
         raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
     output = Path(settings.output)
-    if output.suffix != ".npy" or output.is_dir():
+    if output.suffix != ".npy":
         raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    if not (settings.resume or settings.overwrite):
-        check_new(pieces)
-    paths = find_files([settings.file], field="file")
-    check_not_read(paths, output, pieces)
-    check_text_column(settings.text_column, *paths)
+    paths = find_texts(settings, pieces)
     columns = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, columns=columns, document=settings.document)
-    counts = [sum(1 for _ in read([path])) for path in paths]  # rejects unreadable files before the model is loaded
-    total = sum(counts)
-    embedder = load_embedder(settings.model, settings, field="model")
+    read = functools.partial(read_inputs, paths, columns, document=settings.document)
+    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    embedder = load_embedder(settings.model, batch_size=settings.batch_size, dtype=settings.dtype)
     embedder.truncate(settings.max_length)
-    run = _embedding(settings, embedder)
+    if settings.pieces or size is not None:
+        check_pieces(embedder, chunks=size is not None)
     identity = {
         "dtype": settings.dtype,  # before the fingerprint, which differs as well
-        "model_fingerprint": fingerprint(embedder.sentences),
-        "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
-        "modules": [repr(module) for module in embedder.sentences],
-        "prompt": embedder.prompt,
-        "files": [[path.name, file_fingerprint(path), count] for path, count in zip(paths, counts, strict=True)],
+        **embedder.identity(),
+        "files": [[path.name, file_fingerprint(path)] for path in paths],
         **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
-        "max_length": embedder.limit,
-        "bf16": embedder.bf16,
     }
-    with GrowingFile(output, identity, resume=settings.resume, overwrite=settings.overwrite) as file:
-        if settings.chunk_tokens is None:
+
+    def rows(group: list[Text], _: int) -> bytes:
+        texts = [text for text, _ in group]
+        if size is not None:
+            vectors = embed_chunks(embedder, texts, size)
+        else:
+            vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
+        return vectors.astype(_NUMBER).tobytes()
+
+    def header() -> bytes:
+        if size is None:
             pieces.unlink(missing_ok=True)  # of an output that is overwritten
-        rows = total
-        if settings.chunk_tokens is not None:
-            rows = write_pieces(pieces, embedder, together(read(paths)), settings.chunk_tokens)
-        if not file.bytes:
-            file.write(_header((rows, embedder.width)), texts=0)
-        texts = itertools.islice(read(paths), file.texts, None)
-        with tqdm(total=total, initial=file.texts, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-            for group in together(texts):
-                file.write(run([text for text, _ in group]).astype(_NUMBER).tobytes(), len(group))
-                bar.update(len(group))
-    return total, rows, embedder
+            return _header((total, embedder.width))
+        return _header((write_pieces(pieces, embedder, read(), size), embedder.width))
 
-
-def _embedding(settings: EmbedSettings, embedder: Embedder) -> Callable[[list[str]], np.ndarray]:
-    """The function that embeds some texts; checks that an input has room for text."""
-    if settings.pieces or settings.chunk_tokens is not None:
-        next(tokenise(embedder, [""])).room(embedder.limit)
-    if settings.pieces:
-        return functools.partial(embed_pieces, embedder)
-    if settings.chunk_tokens is None:
-        return embedder.embed
-    check_mean_pooling(embedder)
-    return functools.partial(embed_chunks, embedder, size=settings.chunk_tokens)
+    write_rows(settings, output, identity, read(), total, rows, header=header)
+    return total, len(np.load(output, mmap_mode="r")), embedder
 
 
 def _header(shape: tuple[int, int]) -> bytes:

@@ -32,13 +32,15 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     mask = tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
-    limit = longest_input(network)
-    with input_errors(f"text, top_k: expected what {network.config.model_type} reads"):
+    if top_k > network.config.vocab_size:
+        raise InputError(f"top_k: expected at most {network.config.vocab_size:,} (the vocabulary), got {top_k:,}")
+    with input_errors("text: expected one that the tokenizer reads"):
         length = len(tokenizer(text)["input_ids"])
-        if limit is None or length <= limit:
-            answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
+    limit = longest_input(network)
     if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
+    with input_errors(f"text: expected what {network.config.model_type} reads"):
+        answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
     by_mask = [answers] if isinstance(answers[0], dict) else answers
     check_finite(np.array([answer["score"] for candidates in by_mask for answer in candidates]))
     return [
