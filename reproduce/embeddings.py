@@ -23,7 +23,7 @@ import numpy as np
 import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, renamed
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.inference.embedder import Embedder, load_embedder
@@ -88,7 +88,8 @@ def measure(settings: Settings, results: Results) -> None:
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
     """An embedder whose embeddings have length 1, also that of a plain encoder."""
-    embedder = load_embedder(name, field=field, **forward(precision, batch_size))
+    with renamed("model", field):
+        embedder = load_embedder(name, **forward(precision, batch_size))
     if not isinstance(embedder.sentences[-1], Normalize):
         embedder.sentences.append(Normalize())
     return embedder
@@ -112,7 +113,7 @@ def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:
 
 def _truncated(embedder: Embedder, texts: Sequence[str], n: int) -> np.ndarray:
     embedder.truncate(n)
-    return embedder.embed(texts, f"{n} tokens")
+    return embedder.embed(texts)
 
 
 def mean_and_lowest(cosine: np.ndarray) -> Record:

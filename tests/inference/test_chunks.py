@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.inference import batches, embed
-from linformer_kit.inference.chunks import embed_chunks
+from linformer_kit.inference.embed import embed_chunks
 from tests.conftest import fail, write_bert
 from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
 

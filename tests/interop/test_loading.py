@@ -16,8 +16,8 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment, linearize
 from linformer_kit.inference.batches import TextModel, by_length
-from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
 from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
@@ -56,7 +56,7 @@ def classified(
 
 
 def embedded(model: str, *, batch_size: int) -> np.ndarray:
-    return load_embedder(model, batch_size=batch_size).embed([text for text, _ in TEXTS], "texts")
+    return load_embedder(model, batch_size=batch_size).embed([text for text, _ in TEXTS])
 
 
 @pytest.mark.parametrize("tokenizer", [{"padding_side": "left"}, {"model_input_names": ["input_ids"]}])

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from linformer_cli.cli import main
-from linformer_kit.inference.classifier import read_classes
+from linformer_kit.inference.predict import read_classes
 from linformer_kit.report.classification import best_run
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 

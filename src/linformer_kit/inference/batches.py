@@ -28,8 +28,7 @@ _SHORT, _LONG = ("a", None), ("a " * 20, None)
 class TextModel(ABC):
     """A model that computes an array for each text, in batches of similar length.
 
-    A model whose outputs for a text depend on the padding beside it gets one text at a time. Such are models that mix
-    neighbouring tokens, as ConvBERT and FNet do, and decoders that count positions from the padding.
+    A model whose outputs for a text depend on the padding beside it, as ConvBERT's do, gets one text at a time.
 
     Args:
         model: The model; it is moved to the best device.
@@ -79,16 +78,12 @@ class TextModel(ABC):
 
     @torch.inference_mode()
     def outputs(
-        self,
-        windows: Sequence[Window],
-        what: str | None = None,
-        run: Callable[[list[int]], Iterable[np.ndarray]] | None = None,
+        self, windows: Sequence[Window], run: Callable[[list[int]], Iterable[np.ndarray]] | None = None
     ) -> list[np.ndarray]:
         """The output for each window, in order.
 
         Args:
             windows: Tokenised texts.
-            what: Describes them in a progress bar; None: no bar.
             run: From the numbers of some windows to the outputs of each; None: `forward` of these windows.
 
         Raises:
@@ -96,8 +91,7 @@ class TextModel(ABC):
         """
         run = run or (lambda batch: self.forward([windows[index] for index in batch]))
         outputs: dict[int, np.ndarray] = {}
-        batches = by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size)
-        for batch in tqdm(batches, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
+        for batch in by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size):
             # Such as the index of an added token that has no embedding (on CPUs).
             with (
                 torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
@@ -125,13 +119,7 @@ def by_length(windows: Sequence[Window], size: int) -> list[list[int]]:
 
 
 def together(texts: Iterable[Text], total: int | None = None, done: int = 0) -> Iterator[list[Text]]:
-    """Groups of consecutive texts to process together, with a progress bar.
-
-    Args:
-        texts: The texts.
-        total: Their number, with the texts before them.
-        done: Number of texts before them.
-    """
+    """Groups of consecutive texts to process together, with a progress bar from `done` to `total` texts."""
     group: list[Text] = []
     characters = 0
     with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:

@@ -11,13 +11,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from linformer_cli.errors import InputError, input_errors, renamed
+from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
-from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
+from linformer_kit.data.tokenizer import Window
 from linformer_kit.environment import best_device
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
-from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.sentences import text_encoder
 from linformer_kit.models.positions import longest_input
 
@@ -60,11 +60,11 @@ class Embedder(TextModel):
         self.longest = longest_input(self.model) or self.limit
         self.cut = 0
 
-    def embed(self, texts: Sequence[str], what: str | None = None) -> np.ndarray:
-        """Embeddings of texts, float32 `[texts, width]`; `what` describes them in a progress bar."""
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings of texts, float32 `[texts, width]`."""
         encoded = self.encode([(self.prompt + text, None) for text in texts])
         self.cut += sum(text.lost > 0 for text in encoded)
-        return self.stacked(self.outputs([text.window for text in encoded], what))
+        return self.stacked(self.outputs([text.window for text in encoded]))
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.vectors(self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled}))
@@ -77,49 +77,35 @@ class Embedder(TextModel):
         """Outputs, each of one row `[width]` or several `[rows, width]`, in one array `[rows, width]`."""
         return np.concatenate([np.empty((0, self.width)), *map(np.atleast_2d, outputs)], dtype=np.float32)
 
-    def identity(self) -> dict[str, Any]:
-        """What the embeddings depend on besides the texts."""
-        return {
-            "model_fingerprint": fingerprint(self.sentences),
-            "tokenizer_fingerprint": tokenizer_fingerprint(self.tokenizer),
-            "modules": [repr(module) for module in self.sentences],
-            "prompt": self.prompt,
-            "max_length": self.limit,
-        }
 
-
-def load_embedder(name: str, *, field: str = "model", **options: Any) -> Embedder:
+def load_embedder(name: str, **options: Any) -> Embedder:
     """The embedder of a folder or hub id.
 
     Args:
         name: Folder or hub id of an encoder, with or without the files of sentence-transformers.
-        field: The setting that names the model, for errors.
         **options: As for `Embedder`.
 
     Raises:
         InputError: as `load_model` and `Embedder`, for a model with a decoder or without an attention mask, and files
             that are malformed, pickled, or name foreign code.
     """
-    with renamed("model", field):
-        described = check_no_pickle(name)
-        # sentence-transformers would load a model without some of its weights.
-        model, tokenizer = load_model(name, AutoModel, _KIND)
-        kind = type(model).__name__
-        if model.config.is_encoder_decoder:
-            raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
-        if "attention_mask" not in tokenizer.model_input_names:
-            raise InputError(f"model: expected {_KIND} with an attention mask, got {kind}")
-        del model
-        with input_errors(f"model: expected {_KIND}, got {name}"):
-            local = is_local_path(name)
-            safe = {"use_safetensors": True}
-            sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=local)
-            for option in ("model_input_names", "padding_side"):
-                setattr(sentences.tokenizer, option, getattr(tokenizer, option))
-        if "message" in sentences.modalities:
-            raise InputError(f"model: expected {_KIND}, got {kind}, which reads messages of a chat")
-        embedder = Embedder(sentences, **options)
+    described = check_no_pickle(name)
+    # sentence-transformers would load a model without some of its weights.
+    model, tokenizer = load_model(name, AutoModel, _KIND)
+    kind, has_decoder = type(model).__name__, model.config.is_encoder_decoder
+    del model
+    if has_decoder:
+        raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
+    if "attention_mask" not in tokenizer.model_input_names:
+        raise InputError(f"model: expected {_KIND} with an attention mask, got {kind}")
+    with input_errors(f"model: expected {_KIND}, got {name}"):
+        local, safe = is_local_path(name), {"use_safetensors": True}
+        sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=local)
+        for option in ("model_input_names", "padding_side"):
+            setattr(sentences.tokenizer, option, getattr(tokenizer, option))
+    if "message" in sentences.modalities:
+        raise InputError(f"model: expected {_KIND}, got {kind}, which reads messages of a chat")
     if not described:
         pooling = getattr(sentences[-1], "pooling_mode", "no")
         logger.warning("%s: a plain encoder (no modules.json): embedded with %s pooling", name, pooling)
-    return embedder
+    return Embedder(sentences, **options)

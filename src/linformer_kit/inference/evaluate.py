@@ -12,7 +12,7 @@ from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
-from linformer_kit.inference.classifier import Classifier, read_classes
+from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.report.classification import write_evaluation_report
 

@@ -66,8 +66,8 @@ def write_rows(
         settings: Whether to resume or to overwrite.
         output: The file.
         identity: What it is made from; the same in a run to resume.
-        texts: All texts.
-        total: Their number.
+        texts: All texts, `total` of them.
+        total: See `texts`.
         rows: From some texts, and the number of texts before them, to what is written for them.
         header: Makes the start of the output, once it is claimed.
 

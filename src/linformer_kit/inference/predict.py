@@ -1,4 +1,4 @@
-"""Classify any number of texts, in order and in constant memory."""
+"""Text classifiers that transformers can load, and the classification of any number of texts in constant memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.errors import InputError
-from linformer_cli.settings import PredictSettings
+import numpy as np
+from jaxtyping import Float, Int
+
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import ClassifierSettings, PredictSettings
+from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
+from linformer_kit.data.tokenizer import Window
 from linformer_kit.files.manifest import file_fingerprint
-from linformer_kit.inference.batches import together
-from linformer_kit.inference.classifier import Classifier, read_classes
+from linformer_kit.inference.batches import TextModel, together
 from linformer_kit.inference.files import find_texts, write_rows
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import fingerprint, load_classifier
 
 _DIGITS = 6
 
@@ -71,10 +77,71 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
             sys.stdout.write(lines(group, counts[None]).decode())
         return counts
     identity = {
-        **classifier.identity(),
+        "model_fingerprint": fingerprint(classifier.model),
+        "labels": list(labels.names),
+        "max_length": classifier.limit,
+        "bf16": classifier.bf16,
         "files": [[path.name, file_fingerprint(path)] for path in paths],
         "columns": dataclasses.asdict(columns),
         "threshold": settings.threshold,
     }
     write_rows(settings, Path(settings.output), identity, texts(), total, lines)
     return counts
+
+
+class Classifier(TextModel):
+    """A loaded classifier.
+
+    Args:
+        settings: The model and the options; the threshold is not used here.
+
+    Attributes:
+        labels: The classes.
+
+    Raises:
+        InputError: if the model is not a complete classifier, or settings do not fit it.
+    """
+
+    def __init__(self, settings: ClassifierSettings) -> None:
+        model, tokenizer = load_classifier(settings.model)
+        self.labels, _ = read_classes(settings.model)
+        super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
+
+    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts classes"], Int[np.ndarray, " texts"]]:
+        """Classify texts.
+
+        Args:
+            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
+
+        Returns:
+            Logits, and the number of truncated tokens of each text.
+        """
+        encoded = self.encode(texts)
+        return np.stack(self.outputs([text.window for text in encoded])), np.array([text.lost for text in encoded])
+
+    def forward(self, windows: Sequence[Window]) -> np.ndarray:
+        return self.model(**self.pad(windows)).logits.float().cpu().numpy()
+
+
+def read_classes(name: str) -> tuple[Labels, Columns]:
+    """The classes of a classifier, and the columns of its fine-tuning, without its weights.
+
+    The columns are `text` and `label` if its configuration has none.
+
+    Raises:
+        InputError: if the model does not exist or is not a classifier, or its configuration is malformed.
+    """
+    config = read_config(name, f"model: expected a classifier, got {name}")
+    multi_label = config.problem_type == "multi_label_classification"
+    numbers = sorted(config.id2label)
+    if config.problem_type == "regression" or len(numbers) < (1 if multi_label else 2):
+        what = "a regression" if config.problem_type == "regression" else f"a model with {len(numbers)} outputs"
+        raise InputError(f"model: expected a classifier, got {what} in {name}")
+    names = tuple(str(config.id2label[number]) for number in numbers)
+    if numbers != list(range(len(numbers))) or len(set(names)) < len(names):
+        expected = "different classes, numbered from 0, in id2label"
+        raise InputError(f"model: expected {expected}, got {listed_classes(names)} in {name}")
+    recorded = getattr(config, "trained_columns", None) or {"text": "text", "numbered": ()}
+    with input_errors(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}"):
+        columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
+    return Labels(names, multi_label=multi_label), columns

@@ -50,7 +50,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     Two additional fields: with `pooler`, for converted encoders, `LinformerModel` has BERT's pooler, a linear map and
     tanh over the first token; models with a head have no pooler. `trained_columns` is what `finetune` records of its
-    files in a classifier of any type, so that it stays with the model (`inference.classifier.trained_columns`).
+    files in a classifier of any type, so that it stays with the model (`inference.predict.read_classes`).
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
