@@ -23,7 +23,6 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import EmbedSettings
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
-from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.embedder import Embedder, load_embedder
@@ -69,7 +68,6 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,
         "max_length": embedder.limit,
-        "files": [[path.name, file_fingerprint(path)] for path in paths],
         **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
     }
 
@@ -87,7 +85,7 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
             return _header((total, embedder.width))
         return _header((_write_pieces(pieces, embedder, read(), size), embedder.width))
 
-    write_rows(settings, output, identity, read(), total, rows, header=header)
+    write_rows(settings, paths, identity, read(), total, rows, header=header)
     return total, len(np.load(output, mmap_mode="r")), embedder
 
 

@@ -13,7 +13,7 @@ from linformer_cli.errors import InputError, errors_named
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
-from linformer_kit.files.manifest import read_json
+from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.runs import check_how_to_start, check_made_from
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.inference.batches import together
@@ -49,7 +49,7 @@ def find_texts(settings: PredictSettings | EmbedSettings, *beside: Path) -> tupl
 
 def write_rows(
     settings: PredictSettings | EmbedSettings,
-    output: Path,
+    paths: tuple[Path, ...],
     identity: dict[str, Any],
     texts: Iterable[Text],
     total: int,
@@ -63,11 +63,11 @@ def write_rows(
     texts that are done and of bytes in the output; a resumed run continues there.
 
     Args:
-        settings: Whether to resume or to overwrite.
-        output: The file.
-        identity: What it is made from; the same in a run to resume.
-        texts: All texts, `total` of them.
-        total: See `texts`.
+        settings: The output, and whether to resume or to overwrite it.
+        paths: The files with the texts.
+        identity: What the output is made from besides these files; the same in a run to resume.
+        texts: All texts.
+        total: Their number.
         rows: From some texts, and the number of texts before them, to what is written for them.
         header: Makes the start of the output, once it is claimed.
 
@@ -75,7 +75,9 @@ def write_rows(
         InputError: for an output that another process has begun, or one to resume that is shorter than recorded or
             made from other things.
     """
+    output = Path(str(settings.output))
     part, record = _part_and_record(output)
+    identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in paths]}
     output.parent.mkdir(parents=True, exist_ok=True)
     done = size = 0  # texts and bytes
     if settings.resume and (output.exists() or record.exists()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.inference.batches import check_finite
@@ -28,7 +28,7 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     Raises:
         InputError: for an incomplete model folder, a text that is too long or has no mask, or too large a top_k.
     """
-    network, tokenizer = load_masked_language_model(model)
+    network, tokenizer = load_model(model, AutoModelForMaskedLM, "a masked language model")
     mask = tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
@@ -47,12 +47,3 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
         [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
         for candidates in by_mask
     ]
-
-
-def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a masked language model, in evaluation mode, and its tokenizer, from a folder or the hub.
-
-    Raises:
-        InputError: if the folder does not exist or is incomplete, or the model is not a masked language model.
-    """
-    return load_model(name, AutoModelForMaskedLM, "a masked language model")

@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.inference.batches import TextModel, together
 from linformer_kit.inference.files import find_texts, write_rows
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
@@ -81,11 +79,10 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "labels": list(labels.names),
         "max_length": classifier.limit,
         "bf16": classifier.bf16,
-        "files": [[path.name, file_fingerprint(path)] for path in paths],
         "columns": dataclasses.asdict(columns),
         "threshold": settings.threshold,
     }
-    write_rows(settings, Path(settings.output), identity, texts(), total, lines)
+    write_rows(settings, paths, identity, texts(), total, lines)
     return counts
 
 
