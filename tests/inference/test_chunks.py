@@ -86,23 +86,19 @@ def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
 
 def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 6)
-    model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
-    whole = embedded(folder, model, tmp_path / "whole.npy", *options)
-    output, calls = tmp_path / "vectors.npy", []
+    options, output, groups = ["--chunk_tokens", SIZE], tmp_path / "vectors.npy", iter(range(9))
+    embedded(folder, folder / "model", tmp_path / "whole.npy", *options)
 
-    def interrupted(*arguments, **named):
-        calls.append(None)
-        if len(calls) == 3:
+    def interrupted(*arguments):
+        if next(groups) == 2:
             raise KeyboardInterrupt
-        return embed_chunks(*arguments, **named)
+        return embed_chunks(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(embed, "embed_chunks", interrupted)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            embedded(folder, model, output, *options)
-    recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
-    assert recorded["texts"] == 12 and 0 < recorded["bytes"] < whole.nbytes and not output.exists()
-    embedded(folder, model, output, *options, "--resume")
+    monkeypatch.setattr(embed, "embed_chunks", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        embedded(folder, folder / "model", output, *options)
+    assert json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 12 and not output.exists()
+    embedded(folder, folder / "model", output, *options, "--resume")
     for end in ("", ".pieces.jsonl"):
         assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
 
