@@ -31,11 +31,9 @@ KINDS: list[dict[str, Any]] = [
     {"sharing": "layerwise", "norm_first": True},
     {"sharing": "none", "bias_order": "after_projection", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
-    {"projection": "random", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "dynamic", "sharing": "none", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
-    {"projection": "dynamic", "sharing": "layerwise", "bias_order": "after_projection"},
+    {"projection": "random"},
     {"local_convolution": 5},
-    {"sliding_window": 5, "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
 ]
 
