@@ -21,7 +21,8 @@ from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.data.labelled import TASKS, columns_of_task
 from linformer_kit.files.writing import write_new
 from linformer_kit.inference import batches, files
-from linformer_kit.inference.predict import Classifier, predict
+from linformer_kit.inference.batches import TextModel
+from linformer_kit.inference.predict import predict
 from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
 
@@ -78,7 +79,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     main(["predict", str(model), str(texts), "--output", str(whole)])
     assert [json.loads(line)["row"] for line in whole.read_text().splitlines()] == list(range(1, 61))
-    classify, calls = Classifier.__call__, []
+    classify, calls = TextModel.__call__, []
 
     def interrupted(self, group):
         calls.append(len(group))
@@ -86,7 +87,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
             raise KeyboardInterrupt
         return classify(self, group)
 
-    monkeypatch.setattr(Classifier, "__call__", interrupted)
+    monkeypatch.setattr(TextModel, "__call__", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(["predict", str(model), str(texts), "--output", str(cut)])
     assert not cut.exists() and "expected a new file" in fail(capsys, "predict", model, texts, "--output", cut)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.read import Text
-from linformer_kit.data.tokenizer import EncodedText, Encoder, Window
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.interop.loading import input_length
 
@@ -68,9 +69,14 @@ class TextModel(ABC):
         """Set the number of tokens at which texts are truncated."""
         self.limit = input_length(self.model, self.tokenizer, max_length)
 
-    def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """Tokenise texts."""
-        return Encoder(self.tokenizer, self.limit)(texts)
+    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
+        """The output for each text, and its number of truncated tokens.
+
+        Args:
+            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
+        """
+        encoded = Encoder(self.tokenizer, self.limit)(texts)
+        return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
         """Inputs of the model for one batch."""
@@ -79,28 +85,28 @@ class TextModel(ABC):
     @torch.inference_mode()
     def outputs(
         self, windows: Sequence[Window], run: Callable[[list[int]], Iterable[np.ndarray]] | None = None
-    ) -> list[np.ndarray]:
-        """The output for each window, in order.
+    ) -> Float[np.ndarray, "rows width"]:
+        """The outputs for tokenised texts, one or more, in their order.
 
         Args:
             windows: Tokenised texts.
-            run: From the numbers of some windows to the outputs of each; None: `forward` of these windows.
+            run: From the numbers of some windows to one or more rows for each; None: `forward` of these windows.
 
         Raises:
             InputError: for windows that the model cannot read, and outputs that are NaN or infinite.
         """
         run = run or (lambda batch: self.forward([windows[index] for index in batch]))
-        outputs: dict[int, np.ndarray] = {}
+        rows: dict[int, np.ndarray] = {}
         for batch in by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size):
             # Such as the index of an added token that has no embedding (on CPUs).
             with (
                 torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
                 input_errors("model: expected one that reads these texts"),
             ):
-                outputs |= zip(batch, run(batch), strict=True)
-            for index in batch:
-                check_finite(outputs[index])
-        return [outputs[index] for index in range(len(windows))]
+                rows |= zip(batch, run(batch), strict=True)
+        outputs = np.concatenate([np.atleast_2d(rows[index]) for index in range(len(windows))])
+        check_finite(outputs)
+        return outputs
 
     @functools.cached_property
     def _reads_padding(self) -> bool:

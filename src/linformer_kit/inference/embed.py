@@ -177,7 +177,7 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -
             windows.append(tokens.window(start))
             weights.append(max(1, min(tokens.room, length - start)))
     counts = np.array(weights, dtype=np.float32)[:, None]
-    sums = np.add.reduceat(embedder.stacked(embedder.outputs(windows)) * counts, firsts)
+    sums = np.add.reduceat(embedder.outputs(windows) * counts, firsts)
     if isinstance(embedder.sentences[-1], Normalize):
         return sums / np.linalg.norm(sums, axis=1, keepdims=True)
     return sums / np.add.reduceat(counts, firsts)
@@ -213,7 +213,7 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
             edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
-    return embedder.stacked(embedder.outputs(windows, run))
+    return embedder.outputs(windows, run)
 
 
 def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:

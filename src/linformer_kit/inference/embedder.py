@@ -62,9 +62,9 @@ class Embedder(TextModel):
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`."""
-        encoded = self.encode([(self.prompt + text, None) for text in texts])
-        self.cut += sum(text.lost > 0 for text in encoded)
-        return self.stacked(self.outputs([text.window for text in encoded]))
+        vectors, lost = self([(self.prompt + text, None) for text in texts])
+        self.cut += int((lost > 0).sum())
+        return vectors
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.vectors(self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled}))
@@ -72,10 +72,6 @@ class Embedder(TextModel):
     def vectors(self, outputs: dict[str, Any]) -> np.ndarray:
         """The embeddings, float32 `[texts, width]`, among the outputs of the modules."""
         return outputs["sentence_embedding"][:, : self.sentences.truncate_dim].float().cpu().numpy()
-
-    def stacked(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Outputs, each of one row `[width]` or several `[rows, width]`, in one array `[rows, width]`."""
-        return np.concatenate([np.empty((0, self.width)), *map(np.atleast_2d, outputs)], dtype=np.float32)
 
 
 def load_embedder(name: str, **options: Any) -> Embedder:

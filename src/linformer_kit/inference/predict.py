@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
@@ -103,18 +102,6 @@ class Classifier(TextModel):
         model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
         super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
-
-    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts classes"], Int[np.ndarray, " texts"]]:
-        """Classify texts.
-
-        Args:
-            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
-
-        Returns:
-            Logits, and the number of truncated tokens of each text.
-        """
-        encoded = self.encode(texts)
-        return np.stack(self.outputs([text.window for text in encoded])), np.array([text.lost for text in encoded])
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()
