@@ -56,8 +56,8 @@ _FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
 class SequenceParallel:
     """Split a model over the processes of a device mesh, in-place; outputs and gradients equal those of one process.
 
-    Every process makes the same call with a whole model. The first one broadcasts its parameters, then each keeps its
-    columns of E and F and its rows of the position embeddings; everything else is replicated. A training step is
+    Every process passes a whole model; the first one's parameters are used. Each process keeps its columns of E and F
+    and its rows of the position embeddings; everything else is replicated. A training step is
 
         piece = parallel.shard(batch)                      # the whole batch in, on every process
         loss = model(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
@@ -196,10 +196,9 @@ class SequenceParallel:
         counts = [len(range(seq_len)[self._positions_of(rank)]) for rank in range(self.ranks)]
         padded = tensor.new_zeros(tensor.shape[0], max(counts), *tensor.shape[2:])
         padded[:, : counts[self.rank]] = tensor[:, : counts[self.rank]]
-        pieces = of_all(padded, group=self.group)
         whole = tensor.new_empty(tensor.shape[0], seq_len, *tensor.shape[2:])
-        for rank, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-            whole[:, self._positions_of(rank)] = piece[:, :count]
+        for rank, piece in enumerate(of_all(padded, group=self.group)):
+            whole[:, self._positions_of(rank)] = piece[:, : counts[rank]]
         return whole
 
     def _positions_of(self, rank: int) -> slice:
@@ -209,14 +208,14 @@ class SequenceParallel:
 
     def _sliced(self) -> dict[str, tuple[Tensor, int, int]]:
         """Split tensors by name: the tensor, its position axis, and the number of unused entries at its start."""
-        found: dict[str, tuple[Tensor, int, int]] = {}
-        base = self.model.base_model
-        for name, module in self.model.named_modules():
+        embeddings = self.model.base_model.embeddings
+        sliced: dict[str, tuple[Tensor, int, int]] = {}
+        for prefix, module in self.model.named_modules():
             if isinstance(module, SequenceProjection):
-                found |= {f"{name}.{own}": (tensor, -1, 0) for own, tensor in module.of_positions().items()}
-            if module is base.embeddings.position_embeddings:
-                found[f"{name}.weight"] = (module.weight, 0, base.embeddings.position_offset)
-        return found
+                sliced |= {f"{prefix}.{name}": (tensor, -1, 0) for name, tensor in module.of_positions().items()}
+            if module is embeddings.position_embeddings:
+                sliced[f"{prefix}.weight"] = (module.weight, 0, embeddings.position_offset)
+        return sliced
 
     def _install(self) -> None:
         base = self.model.base_model
