@@ -11,26 +11,14 @@ import torch
 import transformers
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.inference import batches, embed
 from linformer_kit.inference.embed import embed_chunks
-from tests.conftest import fail, write_bert
-from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
+from tests.conftest import fail
+from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 SIZE = 7
 PROMPT = "the story:"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A linear encoder, and a table of texts, one of which is blank."""
-    folder = tmp_path_factory.mktemp("chunks")
-    teacher = write_bert(folder / "teacher", " ".join(WORDS), longest=LONGEST)
-    lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
-    transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
-    (folder / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in [*TEXTS, "", "A.b"]))
-    return folder
 
 
 def embedded(folder, model, output, *options):

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.inference import batches, embedder, files
-from tests.conftest import fail, fail_last_line, write_bert
-
-LONGEST = 61
-WORDS = ["the", "film", "was", "good", "bad", "fine", "poor", "and", "so", "a", "long", "story"]
-TEXTS = [" ".join(WORDS[: 1 + (7 * number) % 12] * (1 + number % 9)) for number in range(23)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A linear encoder, and a file of texts of many lengths."""
-    folder = tmp_path_factory.mktemp("embed")
-    teacher = write_bert(folder / "teacher", " ".join(WORDS), longest=LONGEST)
-    lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
-    transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
-    return folder
+from tests.conftest import fail, fail_last_line
+from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 
 def command(folder, output, *options):
@@ -56,10 +39,6 @@ def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys
     assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
 
 
-def encoded(model, texts) -> np.ndarray:
-    return SentenceTransformer(str(model), device="cpu", local_files_only=True).encode(texts, batch_size=1)
-
-
 @pytest.mark.parametrize(
     ("modules", "config"),
     [
@@ -82,17 +61,6 @@ def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, confi
     assert expected.shape[1] == config.get("truncate_dim", 33) and "plain" not in caplog.text
     plain = encoded(folder / "model", texts)
     assert expected.shape != plain.shape or np.abs(expected - plain).max() > 1e-3
-
-
-def described(folder, place, modules, config=None) -> Path:
-    """The encoder with files of sentence-transformers."""
-    config = dict(config or {})
-    encoder = Transformer(str(folder / "model"))
-    of_encoder = {name: config.pop(name) for name in ("max_seq_length", "do_lower_case") if name in config}
-    SentenceTransformer(modules=[encoder, *modules], device="cpu", **config).save(str(place))
-    path = place / "sentence_bert_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | of_encoder))
-    return place
 
 
 def test_weights_in_bfloat16(folder, tmp_path, capsys):
