@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command(folder, output))
     assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
-    assert "expected a new file" in fail(capsys, *command(folder, output))
+    assert "expected a new file" in fail(capsys, "embed", "/no-model", *command(folder, output)[2:])
     longer = command(folder, output, "--resume", "--max_length", "17")
     assert f"resume: expected max_length as in {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
         capsys, *longer

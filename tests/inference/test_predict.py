@@ -132,14 +132,16 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
         ),
         (
-            ["{model}", "{texts}", "--output", "{texts}", "--overwrite"],
+            ["/no-model", "{texts}", "--output", "{texts}", "--overwrite"],
             "output: expected another file than that of the texts",
         ),
+        (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
     ],
 )
 def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
     encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
-    named = {"model": model, "texts": texts, "encoder": encoder}
+    (old := tmp_path / "old.jsonl").touch()
+    named = {"model": model, "texts": texts, "encoder": encoder, "old": old}
     before = texts.read_text()
     with pytest.raises(SystemExit) as exit_:
         main(["predict", *(argument.format(**named) for argument in arguments)])
