@@ -42,7 +42,7 @@ from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_b
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device
-from linformer_kit.inference.chunks import embed_pieces
+from linformer_kit.inference.embed import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
@@ -120,12 +120,12 @@ class Method:
     limit: int
     overlap: float | None = None
 
-    def __call__(self, texts: Sequence[str], what: str) -> np.ndarray:
-        """Embeddings, `[texts, embed]`; `what` describes them in the progress bar."""
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings, `[texts, embed]`."""
         self.embedder.truncate(self.limit)
         if self.overlap is None:
-            return self.embedder.embed(texts, what)
-        return embed_pieces(self.embedder, texts, what, overlap=self.overlap)
+            return self.embedder.embed(texts)
+        return embed_pieces(self.embedder, texts, overlap=self.overlap)
 
 
 def build_method(name: str, settings: Settings) -> Method:
@@ -152,7 +152,7 @@ def build_method(name: str, settings: Settings) -> Method:
     else:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
-    return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
+    return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
 
 
 def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:
@@ -284,7 +284,7 @@ def measure(settings: Settings, results: Results) -> None:
         for n in inputs.lengths[task]:
             if task == "cost":
                 (text,) = inputs.prefixes([inputs.noise], n)
-                cases = {name: functools.partial(method, [text], "time") for name, method in methods.items()}
+                cases = {name: functools.partial(method, [text]) for name, method in methods.items()}
                 missing = [name for name in cases if results.find(measured="cost", name=name, n=n) is None]
                 timings = interleaved(cases, device=best_device(), seconds=SECONDS) if missing else {}
                 torch.cuda.empty_cache()  # the processes that measure memory share the device
@@ -300,10 +300,10 @@ def measure(settings: Settings, results: Results) -> None:
 
 def _add_agreement(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
     texts = inputs.prefixes(inputs.long[: settings.queries], n)
-    reference = functools.cache(lambda: methods["pieces"](texts, f"agreement, reference, {n} tokens"))
+    reference = functools.cache(lambda: methods["pieces"](texts))
     for name, method in methods.items():
         if results.find(measured="agreement", name=name, n=n) is None:
-            cosine = (method(texts, f"agreement, {name}, {n} tokens") * reference()).sum(axis=1)
+            cosine = (method(texts) * reference()).sum(axis=1)
             results.add(measured="agreement", name=name, n=n, texts=len(texts), **mean_and_lowest(cosine))
 
 
@@ -313,8 +313,7 @@ def _add_search(results: Results, search: Search, methods: dict[str, Method], ta
     for name, method in methods.items():
         keys = [{"measured": task, "name": name, "n": n, "position": each} for each in dict.fromkeys(positions)]
         if any(results.find(**key) is None for key in keys):
-            what = f"{task}, {name}, {n} tokens"
-            found = ranks(method(search.queries, what), method(search.documents, what), search.targets)
+            found = ranks(method(search.queries), method(search.documents), search.targets)
             for key in keys:
                 if results.find(**key) is None:
                     results.add(**key, **search_scores(found[positions == key["position"]]))
@@ -344,8 +343,8 @@ def _peak(name: str, settings: Settings, text: str) -> int:
     """Peak memory of one method for a text, in addition to the model's own."""
     set_up_logging()
     method = build_method(name, settings)
-    method([text], "memory")
-    return peak_bytes(lambda: method([text], "memory"), best_device())
+    method([text])
+    return peak_bytes(lambda: method([text]), best_device())
 
 
 # Tables and figure

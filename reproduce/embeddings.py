@@ -17,14 +17,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, renamed
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.inference.embedder import Embedder, load_embedder
@@ -89,16 +88,17 @@ def measure(settings: Settings, results: Results) -> None:
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
     """An embedder whose embeddings have length 1, also that of a plain encoder."""
-    embedder = load_embedder(name, forward(precision, batch_size), field=field)
+    with renamed("model", field):
+        embedder = load_embedder(name, **forward(precision, batch_size))
     if not isinstance(embedder.sentences[-1], Normalize):
         embedder.sentences.append(Normalize())
     return embedder
 
 
-def forward(precision: Precision, batch_size: int) -> Any:
-    """The settings of an `Embedder`."""
+def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
+    """The options of an `Embedder`."""
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
-    return SimpleNamespace(batch_size=batch_size, dtype=dtype, bf16="auto" if precision == "mixed" else "false")
+    return {"batch_size": batch_size, "dtype": dtype, "bf16": "auto" if precision == "mixed" else "false"}
 
 
 def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:
@@ -113,7 +113,7 @@ def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:
 
 def _truncated(embedder: Embedder, texts: Sequence[str], n: int) -> np.ndarray:
     embedder.truncate(n)
-    return embedder.embed(texts, f"{n} tokens")
+    return embedder.embed(texts)
 
 
 def mean_and_lowest(cosine: np.ndarray) -> Record:

@@ -39,7 +39,7 @@ COMMANDS = {
     "distill": Command(settings.DistillSettings, _TRAIN, "my-bert linear-bert --train_file articles/ books/"),
     "convert": Command(settings.ConvertSettings, _CONVERT, "FacebookAI/roberta-base my-linformer --projected_dim 256"),
     "adapters": Command(settings.AdaptersSettings, _CONVERT, ""),
-    "export": Command(settings.ExportSettings, _CONVERT, "my-classifier served --int8 --validation_file a.csv"),
+    "export": Command(settings.ExportSettings, _CONVERT, "my-classifier served --int8"),
     "inspect": Command(
         settings.InspectSettings, _MEASURE, "my-linformer pictures --layers 0 11", "linformer_kit.analysis.inspection"
     ),

@@ -11,26 +11,14 @@ import torch
 import transformers
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.inference import batches, embed
-from linformer_kit.inference.chunks import embed_chunks
-from tests.conftest import fail, write_bert
-from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
+from linformer_kit.inference.embed import embed_chunks
+from tests.conftest import fail
+from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 SIZE = 7
 PROMPT = "the story:"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A linear encoder, and a table of texts, one of which is blank."""
-    folder = tmp_path_factory.mktemp("chunks")
-    teacher = write_bert(folder / "teacher", " ".join(WORDS), longest=LONGEST)
-    lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
-    transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
-    (folder / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in [*TEXTS, "", "A.b"]))
-    return folder
 
 
 def embedded(folder, model, output, *options):
@@ -86,23 +74,19 @@ def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
 
 def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 6)
-    model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
-    whole = embedded(folder, model, tmp_path / "whole.npy", *options)
-    output, calls = tmp_path / "vectors.npy", []
+    options, output, groups = ["--chunk_tokens", SIZE], tmp_path / "vectors.npy", iter(range(9))
+    embedded(folder, folder / "model", tmp_path / "whole.npy", *options)
 
-    def interrupted(*arguments, **named):
-        calls.append(None)
-        if len(calls) == 3:
+    def interrupted(*arguments):
+        if next(groups) == 2:
             raise KeyboardInterrupt
-        return embed_chunks(*arguments, **named)
+        return embed_chunks(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(embed, "embed_chunks", interrupted)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            embedded(folder, model, output, *options)
-    recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
-    assert recorded["texts"] == 12 and 0 < recorded["bytes"] < whole.nbytes and not output.exists()
-    embedded(folder, model, output, *options, "--resume")
+    monkeypatch.setattr(embed, "embed_chunks", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        embedded(folder, folder / "model", output, *options)
+    assert json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 12 and not output.exists()
+    embedded(folder, folder / "model", output, *options, "--resume")
     for end in ("", ".pieces.jsonl"):
         assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
 

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.inference import batches, embedder, files
-from tests.conftest import fail, fail_last_line, write_bert
-
-LONGEST = 61
-WORDS = ["the", "film", "was", "good", "bad", "fine", "poor", "and", "so", "a", "long", "story"]
-TEXTS = [" ".join(WORDS[: 1 + (7 * number) % 12] * (1 + number % 9)) for number in range(23)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A linear encoder, and a file of texts of many lengths."""
-    folder = tmp_path_factory.mktemp("embed")
-    teacher = write_bert(folder / "teacher", " ".join(WORDS), longest=LONGEST)
-    lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
-    transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
-    return folder
+from tests.conftest import fail, fail_last_line
+from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 
 def command(folder, output, *options):
@@ -57,10 +39,6 @@ def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys
     assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
 
 
-def encoded(model, texts) -> np.ndarray:
-    return SentenceTransformer(str(model), device="cpu", local_files_only=True).encode(texts, batch_size=1)
-
-
 @pytest.mark.parametrize(
     ("modules", "config"),
     [
@@ -83,17 +61,6 @@ def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, confi
     assert expected.shape[1] == config.get("truncate_dim", 33) and "plain" not in caplog.text
     plain = encoded(folder / "model", texts)
     assert expected.shape != plain.shape or np.abs(expected - plain).max() > 1e-3
-
-
-def described(folder, place, modules, config=None) -> Path:
-    """The encoder with files of sentence-transformers."""
-    config = dict(config or {})
-    encoder = Transformer(str(folder / "model"))
-    of_encoder = {name: config.pop(name) for name in ("max_seq_length", "do_lower_case") if name in config}
-    SentenceTransformer(modules=[encoder, *modules], device="cpu", **config).save(str(place))
-    path = place / "sentence_bert_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | of_encoder))
-    return place
 
 
 def test_weights_in_bfloat16(folder, tmp_path, capsys):
@@ -123,7 +90,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command(folder, output))
     assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
-    assert "expected a new file" in fail(capsys, *command(folder, output))
+    assert "expected a new file" in fail(capsys, "embed", "/no-model", *command(folder, output)[2:])
     longer = command(folder, output, "--resume", "--max_length", "17")
     assert f"resume: expected max_length as in {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
         capsys, *longer
@@ -145,7 +112,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
-        (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
     ],
 )
 def test_refused(folder, tmp_path, capsys, options, message):
@@ -190,18 +156,6 @@ def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
     assert not (tmp_path / "vectors.npy").exists()
 
 
-def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
-    model = transformers.AutoModel.from_pretrained(folder / "model")
-    torch.nn.init.constant_(model.embeddings.LayerNorm.bias, float("nan"))
-    shutil.copytree(folder / "model", tmp_path / "model")
-    model.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
-    (tmp_path / "texts.jsonl").symlink_to(folder / "texts.jsonl")
-    error = fail(capsys, *command(tmp_path, tmp_path / "vectors.npy"))
-    assert "model: expected finite outputs, got NaN or infinite ones" in error
-    assert not (tmp_path / "vectors.npy").exists()
-
-
 def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):
     listed = tmp_path / "vectors.npy.pieces.jsonl"
     listed.write_text("of another run")
@@ -220,12 +174,3 @@ def test_a_file_of_texts_is_never_overwritten_and_a_new_output_has_no_old_pieces
     assert pieces.read_bytes() == before
     main(command(folder, output, "--overwrite"))
     assert not pieces.exists()
-
-
-def test_a_damaged_record_is_one_line(folder, tmp_path, capsys):
-    output, mark = tmp_path / "vectors.npy", tmp_path / "vectors.npy.run.json"
-    main(command(folder, output))
-    for wrong in ("x", -5):
-        mark.write_text(json.dumps(json.loads(mark.read_text()) | {"texts": wrong}))
-        error = fail_last_line(capsys, *command(folder, output, "--resume"))
-        assert f"resume: expected numbers of texts and bytes in {mark}" in error and output.exists()

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -22,7 +20,8 @@ from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.data.labelled import TASKS, columns_of_task
 from linformer_kit.files.writing import write_new
-from linformer_kit.inference import batches, classifier, files
+from linformer_kit.inference import batches, files
+from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.predict import predict
 from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
@@ -80,7 +79,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     main(["predict", str(model), str(texts), "--output", str(whole)])
     assert [json.loads(line)["row"] for line in whole.read_text().splitlines()] == list(range(1, 61))
-    classify, calls = classifier.Classifier.__call__, []
+    classify, calls = TextModel.__call__, []
 
     def interrupted(self, group):
         calls.append(len(group))
@@ -88,7 +87,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
             raise KeyboardInterrupt
         return classify(self, group)
 
-    monkeypatch.setattr(classifier.Classifier, "__call__", interrupted)
+    monkeypatch.setattr(TextModel, "__call__", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(["predict", str(model), str(texts), "--output", str(cut)])
     assert not cut.exists() and "expected a new file" in fail(capsys, "predict", model, texts, "--output", cut)
@@ -100,30 +99,13 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     assert len(calls) == 10 and cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_outputs_that_are_not_finite_are_no_result(command, model, texts, tmp_path, capsys):
+def test_outputs_that_are_not_finite_are_no_result(model, texts, tmp_path, capsys):
     spoilt = LinformerForSequenceClassification.from_pretrained(model)
     torch.nn.init.constant_(spoilt.classifier.out_proj.bias, float("nan"))
-    shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
     spoilt.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
-    arguments = [texts] if command == "predict" else ["--validation_file", texts]
-    error = fail(capsys, command, tmp_path / "model", *arguments)
+    error = fail(capsys, "predict", tmp_path / "model", texts)
     assert "model: expected finite outputs, got NaN or infinite ones" in error
-
-
-@pytest.mark.slow
-@pytest.mark.e2e
-def test_it_survives_a_kill(model, tmp_path):
-    path, output = write_texts(tmp_path / "many.csv", 20_000), tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "linformer_kit", "predict", str(model), str(path), "--output", str(output)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    part = tmp_path / "out.jsonl.part"
-    while not part.exists() or part.stat().st_size < 10_000:
-        assert process.poll() is None
-    process.kill(), process.wait()
-    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
-    assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
 
 
 def test_long_texts_are_truncated(model, tmp_path, capsys):
@@ -150,14 +132,16 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
         ),
         (
-            ["{model}", "{texts}", "--output", "{texts}", "--overwrite"],
+            ["/no-model", "{texts}", "--output", "{texts}", "--overwrite"],
             "output: expected another file than that of the texts",
         ),
+        (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
     ],
 )
 def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
     encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
-    named = {"model": model, "texts": texts, "encoder": encoder}
+    (old := tmp_path / "old.jsonl").touch()
+    named = {"model": model, "texts": texts, "encoder": encoder, "old": old}
     before = texts.read_text()
     with pytest.raises(SystemExit) as exit_:
         main(["predict", *(argument.format(**named) for argument in arguments)])

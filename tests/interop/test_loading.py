@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import EmbedSettings, PredictSettings
+from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment
-from linformer_kit.inference.batches import Batches, by_length
-from linformer_kit.inference.classifier import Classifier
+from linformer_kit.inference.batches import TextModel, by_length
 from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
 from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
@@ -56,8 +56,7 @@ def classified(
 
 
 def embedded(model: str, *, batch_size: int) -> np.ndarray:
-    settings = EmbedSettings(model=model, file="", output="", batch_size=batch_size, bf16="false")
-    return load_embedder(model, settings).embed([text for text, _ in TEXTS], "texts")
+    return load_embedder(model, batch_size=batch_size).embed([text for text, _ in TEXTS])
 
 
 @pytest.mark.parametrize("tokenizer", [{"padding_side": "left"}, {"model_input_names": ["input_ids"]}])
@@ -86,7 +85,7 @@ def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
     alone = classified(model, texts, batch_size=1)
     assert np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-5)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Batches, "_reads_padding", False)
+        patched.setattr(TextModel, "_reads_padding", False)
         assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
 
 
@@ -123,7 +122,7 @@ def test_weights_in_float16(tmp_path, monkeypatch):
     assert np.allclose(classified(half, bf16="auto"), classified(full), atol=1e-2)
     for load in (
         lambda: Classifier(PredictSettings(model=half, file="", bf16="true")),
-        lambda: load_embedder(half, EmbedSettings(model=half, file="", output="", bf16="true")),
+        lambda: load_embedder(half, batch_size=8, bf16="true"),
     ):
         with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
             load()
@@ -136,9 +135,7 @@ def test_an_added_token_that_no_text_needs(tmp_path):
     assert tokenizer.add_tokens(["<image>"], special_tokens=True) == 1 and len(tokenizer) == 54
     tokenizer.save_pretrained(model)
     assert np.array_equal(classified(model), plain)
-    with pytest.raises(
-        InputError, match=r"^model: expected one that reads these texts, got index out of range in self$"
-    ):
+    with pytest.raises(InputError, match=r"^model: expected one that reads these texts: index out of range in self$"):
         classified(model, [("w7 <image>", None)])
 
 
@@ -172,7 +169,7 @@ def test_refused_embedders(tmp_path):
         (t5, "T5Model", "got T5Model, an encoder with a decoder"),
     ):
         model = save(tmp_path / kind, config, kind=kind)
-        with pytest.raises(InputError, match=rf"^models: expected an encoder of texts.*{message}$"):
+        with pytest.raises(InputError, match=rf"^model: expected an encoder of texts.*{message}$"):
             embedded(model, batch_size=1)
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 def check_errors() -> None:
     mesh = init_device_mesh("cpu", (2,))
     for fields, message in (
-        ({"attention": "full"}, "attention: expected linformer, .*, got full"),
+        ({"attention": "full"}, "projection: expected linear, .*, got full attention"),
         ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
         ({"global_tokens": 5}, "global_tokens: expected 0 in sequence parallel, got 5"),
@@ -42,28 +42,31 @@ def check_errors() -> None:
 
 def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) -> None:
     batch = make_batch(29)
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
-        parallel.shard(make_batch(29, seed=dist.get_rank()))
-    masks = {"attention_mask": batch["attention_mask"].bfloat16()}
-    for name, tensor in parallel.shard({**batch, **masks}).items():
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    for name, tensor in parallel.shard({**batch, "attention_mask": mask.bfloat16()}).items():
         assert torch.equal(tensor.long(), parallel.shard(batch)[name])
-    with pytest.raises(lk.InputError, match=r"attention_mask: expected .* 1 on real .*, got other numbers"):
-        parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
-    masks["attention_mask"][0, : dist.get_rank()] = 0
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
-        parallel.shard({**batch, **masks})
-    with pytest.raises(lk.InputError, match="batch: expected input_ids or inputs_embeds, got neither"):
-        parallel.shard({"labels": batch["labels"]})
-    with pytest.raises(lk.InputError, match="position_ids: expected None"):
-        parallel.shard({**batch, "position_ids": batch["input_ids"] % 5})
-    with pytest.raises(lk.InputError, match="sequence length: expected at most 37, got 41"):
-        parallel.shard(make_batch(41))
-    with pytest.raises(lk.InputError, match=r"attention_mask: expected the mask of this process's piece, .*, got None"):
-        model(batch["input_ids"][:, :5])
-    with pytest.raises(lk.InputError, match="position_ids: expected None"):
-        model(batch["input_ids"], batch["attention_mask"], position_ids=batch["input_ids"])
-    with pytest.raises(lk.InputError, match=r"sequence length: expected at most 1[89], as this process has, got 29"):
-        model(batch["input_ids"], batch["attention_mask"])
+    other = mask.clone()
+    other[0, : dist.get_rank()] = 0
+    for wrong, message in (
+        (make_batch(29, seed=dist.get_rank()), "batch: expected the same on every process of the group"),
+        ({**batch, "attention_mask": other.bfloat16()}, "batch: expected the same on every process of the group"),
+        ({"labels": batch["labels"]}, "batch: expected input_ids or inputs_embeds, got neither"),
+        ({**batch, "position_ids": ids % 5}, "position_ids: expected None"),
+        (make_batch(41), "sequence length: expected at most 37, got 41"),
+        (
+            {**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)},
+            r"attention_mask: expected .* 1 on real .*, got other numbers",
+        ),
+    ):
+        with pytest.raises(lk.InputError, match=message):
+            parallel.shard(wrong)
+    for inputs, message in (
+        ({"input_ids": ids[:, :5]}, "attention_mask: expected the mask of this process's piece, .*, got None"),
+        ({"input_ids": ids, "attention_mask": mask, "position_ids": ids}, "position_ids: expected None"),
+        ({"input_ids": ids, "attention_mask": mask}, "length: expected at most 1[89], as this process has, got 29"),
+    ):
+        with pytest.raises(lk.InputError, match=message):
+            model(**inputs)
 
 
 def test_models_and_inputs_that_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
 from linformer_kit.parallel.sharded import shard
-from tests.conftest import SIZES, fields, randomise
+from tests.conftest import SIZES, randomise
 from tests.processes import run_processes
 
 pytestmark = pytest.mark.e2e
@@ -25,11 +25,11 @@ STEPS = 3
 LONG = 1201  # more than a block of tokens, so that inference runs in blocks
 
 
-def build(kind: str = "layerwise") -> LinformerForMaskedLM:
+def build() -> LinformerForMaskedLM:
     """The same model in every process, in float64 and without dropout."""
     torch.manual_seed(0)
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return randomise(LinformerForMaskedLM(LinformerConfig(**{**SIZES, **quiet, **fields(kind)})).double())
+    return randomise(LinformerForMaskedLM(LinformerConfig(**{**SIZES, **quiet, "sharing": "layerwise"})).double())
 
 
 def batch(rank: int, processes: int) -> dict[str, Tensor]:
@@ -95,15 +95,9 @@ def write(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, path)
 
 
-def two(rank: int, work, folder: Path) -> None:
-    """Do a work in one of two processes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
-    work(rank, folder)
-    dist.destroy_process_group()
-
-
-def one_kind(rank: int, folder: Path) -> None:
+def one_of_two(rank: int, folder: Path) -> None:
     """A model in float64, one that computes in bfloat16, and what cannot be sharded."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     model = build()
     shard(model, mesh)
@@ -120,6 +114,7 @@ def one_kind(rank: int, folder: Path) -> None:
         shard(low, mesh)
     with pytest.raises(InputError, match=r"^mesh: expected one dimension, or two with mesh_dim_names, got "):
         shard(build(), init_device_mesh("cpu", (1, 2)))
+    dist.destroy_process_group()
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -129,7 +124,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def test_a_sharded_model_computes_and_learns_what_a_whole_one_does(tmp_path):
-    run_processes(2, two, one_kind, tmp_path)
+    run_processes(2, one_of_two, tmp_path)
     expected = everything(build(), 0, 1)
     assert_close(load_file(tmp_path / "float64"), expected)
     found = load_file(tmp_path / "bfloat16")

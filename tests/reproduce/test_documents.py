@@ -39,7 +39,7 @@ def teacher(folder: Path) -> transformers.PreTrainedModel:
 def embedded(folder: Path, name: str, **options) -> np.ndarray:
     """Embeddings of `TEXTS` by a method."""
     given = {"lengths": [LONGEST, LENGTH], "precision": "float32", "batch_size": 3} | options
-    return documents.build_method(name, documents.Settings(teacher=str(folder), **given))(TEXTS, "texts")
+    return documents.build_method(name, documents.Settings(teacher=str(folder), **given))(TEXTS)
 
 
 def plain(model: transformers.PreTrainedModel, folder: Path, tokens: list[int]) -> np.ndarray:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from linformer_cli.cli import main
-from linformer_kit.inference.classifier import trained_columns
+from linformer_kit.inference.predict import read_classes
 from linformer_kit.report.classification import best_run
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
@@ -156,7 +156,7 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     (tmp_path / "one.csv").write_text("text\ngood\n")
     for model in (checkpoint, *made.values()):
         assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", model, tmp_path / "one.csv")
-        assert trained_columns(str(model)).label == "same"
+        assert read_classes(str(model))[1].label == "same"
         assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
 
 

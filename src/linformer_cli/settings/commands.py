@@ -274,7 +274,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
     file: Argument[File]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
@@ -297,9 +297,8 @@ class EmbedSettings(ResumeSettings):
     chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
-    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster than mixed precision and less exact.
+    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
     dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
-    bf16: Machine[Auto] = "false"  # Mixed precision; `auto` where the processor has bf16 instructions.
 
 
 @settings
@@ -335,18 +334,12 @@ class ConvertSettings(PretrainedSlotSettings):
 
 
 @settings
-class ExportSettings(PairSettings):
+class ExportSettings:
     """Export a model to ONNX, and check it against PyTorch."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
     out: Argument[Folder]  # New folder for the exported model and its tokenizer.
     int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
-    # File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled for a classifier,
-    # any for an encoder without a head.
-    validation_file: Texts[File | None] = None
-    label_column: Texts[str | None] = None  # Column of the class; default: that of the fine-tuning, else `label`.
-    max_eval_samples: Texts[Count | None] = None  # Maximum number of texts to measure on; default: all.
-    benchmark: Measurement[bool] = False  # Measure the time of PyTorch and ONNX, at 512 tokens and the longest.
 
 
 @settings

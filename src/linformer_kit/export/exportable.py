@@ -6,7 +6,6 @@ Axes: batch, seq_len, and the outputs of the head for each token or each text.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -65,13 +64,20 @@ class Exportable(nn.Module):
 
     Args:
         model: Any encoder.
+        tokenizer: Its tokenizer.
         head: The head, which names the outputs.
         input_names: Names of the inputs, in order.
+
+    Attributes:
+        limit: Longest input in tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, head: Head, input_names: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, head: Head, input_names: tuple[str, ...]
+    ) -> None:
         super().__init__()
         self.model, self.head, self.input_names = model.eval(), head, input_names
+        self.tokenizer, self.limit = tokenizer, input_length(model, tokenizer, None)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -92,15 +98,7 @@ class Exportable(nn.Module):
         return [output.numpy() for output in outputs]
 
 
-class Source(NamedTuple):
-    """Source of an export: a model, its tokenizer, and its longest input in tokens."""
-
-    exportable: Exportable
-    tokenizer: PreTrainedTokenizerBase
-    limit: int
-
-
-def load(name: str) -> Source:
+def load(name: str) -> Exportable:
     """Load the model of a folder or hub id in float32, with the head that its configuration names.
 
     Raises:
@@ -115,16 +113,15 @@ def load(name: str) -> Source:
     if head is None:
         raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
     model, tokenizer = load_model(name, head.auto_class, head.kind)
-    limit = input_length(model, tokenizer, None)
-    if limit >= _NO_LIMIT:
-        raise InputError(
-            f"model: expected a longest input in tokens (model_max_length of the tokenizer), got none in {name}"
-        )
-    tokenizer.model_max_length = limit
     names = ["input_ids", "attention_mask"]
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")
-    return Source(Exportable(model.float(), head, tuple(names)), tokenizer, limit)
+    source = Exportable(model.float(), tokenizer, head, tuple(names))
+    if source.limit >= _NO_LIMIT:
+        expected = "a longest input in tokens (model_max_length of the tokenizer)"
+        raise InputError(f"model: expected {expected}, got none in {name}")
+    tokenizer.model_max_length = source.limit
+    return source
 
 
 class Case(NamedTuple):
@@ -140,51 +137,48 @@ class Case(NamedTuple):
 
 
 def cases(limit: int) -> list[Case]:
-    """Twenty shapes from one token to `limit`; fewer if `limit` is small."""
-    lengths = sorted({max(2, length) for length in (2, limit // 8, limit // 4, limit // 2, limit - 1, limit)})
-    paddings: tuple[Padding, ...] = ("none", "right", "left")
-    shapes = zip(itertools.cycle((1, 2, 3, 2, 3)), itertools.product(lengths, paddings))
-    several = [
-        Case(rows if length < _MOST_ROWS_BELOW else 1, length, padding)
-        for rows, (length, padding) in shapes
-        if length <= limit
+    """Shapes from one token to `limit`, without padding and with padding on both sides."""
+    lengths = sorted({1, 2, max(1, limit // 8), max(1, limit // 2), limit - 1, limit})
+    paddings: tuple[tuple[int, Padding], ...] = ((1, "none"), (3, "right"), (2, "left"))
+    return [
+        Case(rows if length < _MOST_ROWS_BELOW else 1, length, padding if length > 1 else "none")
+        for length in lengths
+        for rows, padding in paddings
     ]
-    return [Case(1, 1), Case(3, 1), *several]
 
 
-def random_inputs(source: Source, case: Case) -> Arrays:
+def random_inputs(source: Exportable, case: Case) -> Arrays:
     """Random tokens with padding of at most half of each row."""
-    exportable, tokenizer, _ = source
-    generator = np.random.default_rng([0, case.rows, case.length])
-    shape = (case.rows, case.length)
-    padded = generator.integers(1, case.length // 2 + 1, size=(case.rows, 1)) if case.length > 1 else np.zeros((1, 1))
-    place = np.arange(case.length)[None] if case.padding == "left" else np.arange(case.length)[None, ::-1]
-    real = np.ones(shape, dtype=bool) if case.padding == "none" else np.broadcast_to(place, shape) >= padded
-    pad = tokenizer.pad_token_id or 0
-    vocabulary = np.setdiff1d(np.arange(exportable.model.config.vocab_size), [pad])
-    inputs = {"input_ids": np.where(real, generator.choice(vocabulary, size=shape), pad), "attention_mask": real}
-    if "token_type_ids" in exportable.input_names:
-        inputs["token_type_ids"] = generator.integers(exportable.model.config.type_vocab_size, size=shape)
-    return {name: inputs[name].astype(np.int64) for name in exportable.input_names}
+    rows, length, padding = case
+    generator = np.random.default_rng([0, rows, length])
+    padded = generator.integers(1, max(1, length // 2) + 1, size=(rows, 1)) * (padding != "none")
+    mask = np.arange(length)[None] >= padded
+    mask = mask[:, ::-1] if padding == "right" else mask
+    pad, config = source.tokenizer.pad_token_id or 0, source.model.config
+    vocabulary = np.setdiff1d(np.arange(config.vocab_size), [pad])
+    inputs = {"input_ids": np.where(mask, generator.choice(vocabulary, size=mask.shape), pad), "attention_mask": mask}
+    if "token_type_ids" in source.input_names:
+        inputs["token_type_ids"] = generator.integers(config.type_vocab_size, size=mask.shape)
+    return {name: inputs[name].astype(np.int64) for name in source.input_names}
 
 
-def difference(exportable: Exportable, inputs: Arrays, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+def difference(source: Exportable, inputs: Arrays, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     """Largest difference between two lists of outputs, without those at padded positions; NaN if an output is NaN."""
     real = inputs["attention_mask"] == 1
-    pairs = [(a[real], b[real]) if exportable.head.by_token else (a, b) for a, b in zip(ours, theirs, strict=True)]
+    pairs = [(a[real], b[real]) if source.head.by_token else (a, b) for a, b in zip(ours, theirs, strict=True)]
     return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
 
 
-def differences(source: Source, run: Run, shapes: list[Case]) -> dict[Case, float]:
+def differences(source: Exportable, run: Run, shapes: list[Case]) -> dict[Case, float]:
     """The difference of an exported model from PyTorch for inputs of some shapes."""
-    found = {}
+    largest = {}
     for case in tqdm(shapes, desc="compare with PyTorch", unit=" shapes", dynamic_ncols=True, delay=2):
         inputs = random_inputs(source, case)
-        found[case] = difference(source.exportable, inputs, run(inputs), source.exportable.run(inputs))
-    return found
+        largest[case] = difference(source, inputs, run(inputs), source.run(inputs))
+    return largest
 
 
-def check_agreement(source: Source, run: Run) -> dict[str, Any]:
+def check_agreement(source: Exportable, run: Run) -> dict[str, Any]:
     """Compare an exported model with PyTorch at all `cases`.
 
     Args:
@@ -197,20 +191,18 @@ def check_agreement(source: Source, run: Run) -> dict[str, Any]:
     Raises:
         InputError: if a difference is above the tolerance.
     """
-    shapes, longest = cases(source.limit), Case(1, source.limit)
-    exact = copy.deepcopy(source.exportable).double()
-    short = [case for case in shapes if case.length <= _LONGEST_IN_FLOAT64]
-    float32_error = max(differences(source, exact.run, [*short, longest]).values())
-    found = differences(source, run, shapes)
-    worst = max(found, key=lambda case: np.nan_to_num(found[case], nan=np.inf))
-    if not found[worst] <= _TOLERANCE * float32_error:
-        raise InputError(
-            f"model: expected the exported model within {_TOLERANCE * float32_error:.1e} of PyTorch, "
-            f"got {found[worst]:.1e} for {worst}"
-        )
+    shapes, exact = cases(source.limit), copy.deepcopy(source).double()
+    in_float64 = [case for case in shapes if case.length <= _LONGEST_IN_FLOAT64]
+    float32_error = max(differences(source, exact.run, [*in_float64, Case(1, source.limit)]).values())
+    tolerance = _TOLERANCE * float32_error
+    largest = differences(source, run, shapes)
+    worst = max(largest, key=lambda case: np.nan_to_num(largest[case], nan=np.inf))
+    if not largest[worst] <= tolerance:
+        expected = f"the exported model within {tolerance:.1e} of PyTorch"
+        raise InputError(f"model: expected {expected}, got {largest[worst]:.1e} for {worst}")
     return {
-        "shapes": [str(case) for case in found],
-        "largest_difference": found[worst],
+        "shapes": [str(case) for case in largest],
+        "largest_difference": largest[worst],
         "float32_error": float32_error,
-        "tolerance": _TOLERANCE * float32_error,
+        "tolerance": tolerance,
     }

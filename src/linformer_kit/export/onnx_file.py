@@ -19,52 +19,66 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError, input_errors, machine_failure
-from linformer_cli.settings import ExportSettings
-from linformer_kit.export.exportable import Arrays, Case, Run, Source, check_agreement, random_inputs
+from linformer_kit.export.exportable import (
+    CLASSIFIER,
+    Arrays,
+    Case,
+    Exportable,
+    Run,
+    cases,
+    check_agreement,
+    differences,
+    random_inputs,
+)
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.card import write_card
 from linformer_kit.models.configuration import LinformerConfig
 
 FILE = "model.onnx"
-_RUNTIME, _INT8 = "ONNX Runtime", "ONNX Runtime int8"
 _LARGEST = 2**31 - 2**20  # bytes of weights: the protobuf limit, less room for the graph
 _SILENT = 4
 _USE = """ONNX Runtime runs it; neither PyTorch nor linformer-kit is needed.
 
 ```python
+import json
+
 import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 session = onnxruntime.InferenceSession("FOLDER/model.onnx")
+inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
+outputs = session.run(None, {value.name: inputs[value.name] for value in session.get_inputs()})
+ANSWER
 ```"""
+_ANSWER_OF_CLASSIFIER = """labels = json.load(open("FOLDER/config.json"))["id2label"]
+print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"""
+_ANSWER = "print([output.shape for output in outputs])"
 
 
-def make(
-    settings: ExportSettings, source: Source, folder: Path
-) -> tuple[dict[str, Run], dict[str, int], dict[str, Any]]:
-    """Write `model.onnx` and the configuration; the float32 file is checked before it is quantised.
+def write_files(source: Exportable, folder: Path, *, int8: bool) -> dict[str, Any]:
+    """Write `model.onnx`, the configuration and the card; the float32 file is checked before it is quantised.
 
     Returns:
-        Functions that run the exported forms, and their bytes, by name, the written form last; `check_agreement`.
+        `bytes` of each form, `agreement` as from `check_agreement`, and of int8 the largest difference.
 
     Raises:
         InputError: if it does not agree with PyTorch, or accepts inputs that are too long.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        path = (Path(scratch) if settings.int8 else folder) / FILE
+        path = (Path(scratch) if int8 else folder) / FILE
         write_onnx(source, path)
-        runs, size = {_RUNTIME: runner(path)}, {_RUNTIME: path.stat().st_size}
-        agreement = check_agreement(source, runs[_RUNTIME])
-        if settings.int8:
+        results: dict[str, Any] = {"bytes": {"PyTorch": source.size, "ONNX Runtime": path.stat().st_size}}
+        results["agreement"] = check_agreement(source, runner(path))
+        if int8:
             quantise(path, folder / FILE)
-            runs[_INT8], size[_INT8] = runner(folder / FILE), (folder / FILE).stat().st_size
-    for run in runs.values():
-        check_limit(source, run)
-    model = source.exportable.model
-    write_configuration(model, folder)
-    write_card(model, folder, source.limit, use=_USE)
-    return runs, size, agreement
+            results["bytes"]["ONNX Runtime int8"] = (folder / FILE).stat().st_size
+            results["int8_difference"] = max(differences(source, runner(folder / FILE), cases(source.limit)).values())
+    check_limit(source, runner(folder / FILE))
+    write_configuration(source.model, folder)
+    use = _USE.replace("ANSWER", _ANSWER_OF_CLASSIFIER if source.head == CLASSIFIER else _ANSWER)
+    write_card(source.model, folder, source.limit, use=use)
+    return results
 
 
 def write_configuration(model: PreTrainedModel, folder: Path) -> None:
@@ -79,26 +93,25 @@ def write_configuration(model: PreTrainedModel, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def write_onnx(source: Source, path: Path) -> None:
+def write_onnx(source: Exportable, path: Path) -> None:
     """Write the model as one file, for every batch size and every length up to the limit.
 
     Raises:
         InputError: for weights too large for one file, and models that the exporter cannot convert.
     """
-    exportable, _, limit = source
-    if exportable.size > _LARGEST:
+    if source.size > _LARGEST:
         raise InputError(
-            f"model: expected at most 2 GB of weights, the limit of one ONNX file, got {exportable.size:,} bytes"
+            f"model: expected at most 2 GB of weights, the limit of one ONNX file, got {source.size:,} bytes"
         )
-    inputs = random_inputs(source, Case(2, min(7, limit), "left"))
-    what = f"model: expected one that ONNX can express, got {type(exportable.model).__name__}"
+    inputs = random_inputs(source, Case(2, min(7, source.limit), "left"))
+    what = f"model: expected one that ONNX can express, got {type(source.model).__name__}"
     with _quiet(), torch.no_grad(), input_errors(what):
         program = torch.onnx.export(
-            exportable,
+            source,
             (),
             kwargs={name: torch.from_numpy(array) for name, array in inputs.items()},
             input_names=list(inputs),
-            output_names=list(exportable.head.outputs),
+            output_names=list(source.head.outputs),
             dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in inputs},
             dynamo=True,
             verbose=False,
@@ -107,8 +120,8 @@ def write_onnx(source: Source, path: Path) -> None:
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
         part.ClearField("metadata_props")  # paths and lines of the source code
-    _refuse_longer(model, limit)
-    helper.set_model_props(model, {"max_length": str(limit)})
+    _refuse_longer(model, source.limit)
+    helper.set_model_props(model, {"max_length": str(source.limit)})
     onnx.save(model, path)
 
 
@@ -135,7 +148,7 @@ def runner(path: Path) -> Run:
     return run
 
 
-def check_limit(source: Source, run: Run) -> None:
+def check_limit(source: Exportable, run: Run) -> None:
     """Check that the file rejects one token more than the limit, even of padding, and that the error names the limit.
 
     Raises:

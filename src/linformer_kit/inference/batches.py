@@ -1,100 +1,120 @@
-"""Forward passes on tokenised texts: batches in which no output depends on the other texts, and errors of a model."""
+"""Forward passes on tokenised texts, in batches in which no output depends on the other texts."""
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_cli.errors import InputError, error_text
+from linformer_cli.errors import InputError, input_errors
+from linformer_kit.data.read import Text
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.interop.loading import input_length
-
-Text = tuple[str, str | None]
-Run = Callable[[list[int]], Iterable[np.ndarray]]  # a forward pass: numbers of windows -> the outputs of each
 
 # Texts are read, sorted by length and recorded as done up to this number of texts or characters at a time.
 _TEXTS_TOGETHER = 1024
 _CHARACTERS_TOGETHER = 1 << 22
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
-_WORD, _WORDS = "a", 20
+_SHORT, _LONG = ("a", None), ("a " * 20, None)
 
 
-class BatchSettings(Protocol):
-    """The settings of forward passes."""
+class TextModel(ABC):
+    """A model that computes an array for each text, in batches of similar length.
 
-    batch_size: int
-    bf16: Literal["auto", "true", "false"]
-
-
-class Batches:
-    """Runs a model on tokenised texts, in batches of similar length.
-
-    A model whose outputs for a text depend on the padding beside it gets one text at a time. Such are models that mix
-    neighbouring tokens, as ConvBERT and FNet do, and decoders that count positions from the padding.
+    A model whose outputs for a text depend on the padding beside it, as ConvBERT's do, gets one text at a time.
 
     Args:
-        model: The model, on its device.
+        model: The model; it is moved to the best device.
         tokenizer: Its tokenizer, which pads.
-        settings: Texts per forward pass, and mixed precision.
-        outputs: The model: outputs of each of some windows, to find out whether it reads padding.
+        max_length: Tokens at which texts are truncated; None: the longest input of model and tokenizer.
+        batch_size: Texts per forward pass.
+        bf16: Mixed precision with bfloat16 (true, false, auto); none with half-precision weights.
 
     Attributes:
-        device: Device of the model.
-        bf16: Whether it runs in bfloat16 mixed precision; not with half-precision weights.
+        limit: Tokens at which texts are truncated.
+        bf16: Whether mixed precision is used.
 
     Raises:
-        InputError: for bf16 mixed precision with weights in float16.
+        InputError: for a longer `max_length` than the model reads, and bf16 mixed precision with weights in float16.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        settings: BatchSettings,
-        outputs: Callable[[list[Window]], np.ndarray],
+        max_length: int | None,
+        *,
+        batch_size: int,
+        bf16: str,
     ) -> None:
-        self.device, self._tokenizer, self._settings, self._outputs = best_device(), tokenizer, settings, outputs
-        self._limit = input_length(model, tokenizer, None)
-        self._half = model.dtype != torch.float32
-        on_cpu, fp16 = self.device.type == "cpu", model.dtype == torch.float16
-        self.bf16 = use_bf16(settings.bf16, on_cpu=on_cpu, fp16=fp16) and not self._half
+        self.device = best_device()
+        self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
+        self._half, fp16 = model.dtype != torch.float32, model.dtype == torch.float16
+        self.bf16 = use_bf16(bf16, on_cpu=self.device.type == "cpu", fp16=fp16) and not self._half
+        self.truncate(max_length)
+
+    @abstractmethod
+    def forward(self, windows: Sequence[Window]) -> np.ndarray:
+        """Outputs `[windows, …]` of one batch of tokenised texts."""
+
+    def truncate(self, max_length: int | None) -> None:
+        """Set the number of tokens at which texts are truncated."""
+        self.limit = input_length(self.model, self.tokenizer, max_length)
+
+    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
+        """The output for each text, and its number of truncated tokens.
+
+        Args:
+            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
+        """
+        encoded = Encoder(self.tokenizer, self.limit)(texts)
+        return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
         """Inputs of the model for one batch."""
-        return self._tokenizer.pad(list(windows), return_tensors="pt").to(self.device)
+        return self.tokenizer.pad(list(windows), return_tensors="pt").to(self.device)
 
     @torch.inference_mode()
-    def __call__(self, windows: Sequence[Window], run: Run, what: str | None = None) -> list[np.ndarray]:
-        """Outputs of `run` for each window, in order; `what` describes them in a progress bar.
+    def outputs(
+        self, windows: Sequence[Window], run: Callable[[list[int]], Iterable[np.ndarray]] | None = None
+    ) -> Float[np.ndarray, "rows width"]:
+        """The outputs for tokenised texts, one or more, in their order.
+
+        Args:
+            windows: Tokenised texts.
+            run: From the numbers of some windows to one or more rows for each; None: `forward` of these windows.
 
         Raises:
             InputError: for windows that the model cannot read, and outputs that are NaN or infinite.
         """
-        outputs: dict[int, np.ndarray] = {}
-        batches = by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._settings.batch_size)
-        for batch in tqdm(batches, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16), text_errors():
-                outputs |= zip(batch, run(batch), strict=True)
-            for index in batch:
-                check_finite(outputs[index])
-        return [outputs[index] for index in range(len(windows))]
+        run = run or (lambda batch: self.forward([windows[index] for index in batch]))
+        rows: dict[int, np.ndarray] = {}
+        for batch in by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size):
+            # Such as the index of an added token that has no embedding (on CPUs).
+            with (
+                torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
+                input_errors("model: expected one that reads these texts"),
+            ):
+                rows |= zip(batch, run(batch), strict=True)
+        outputs = np.concatenate([np.atleast_2d(rows[index]) for index in range(len(windows))])
+        check_finite(outputs)
+        return outputs
 
     @functools.cached_property
     def _reads_padding(self) -> bool:
         """Whether a short text has other outputs beside a longer one, where it is padded, than alone."""
-        encoder = Encoder(self._tokenizer, self._limit)
-        short, long = (text.window for text in encoder([(_WORD, None), (" ".join([_WORD] * _WORDS), None)]))
-        with text_errors():
-            alone, padded = self._outputs([short])[0], self._outputs([long, short])[1]
+        encoder = Encoder(self.tokenizer, input_length(self.model, self.tokenizer, None))
+        short, long = (text.window for text in encoder([_SHORT, _LONG]))
+        with input_errors("model: expected one that reads texts"):
+            alone, padded = self.forward([short])[0], self.forward([long, short])[1]
         return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[self._half] * float(np.abs(alone).max())
 
 
@@ -104,33 +124,20 @@ def by_length(windows: Sequence[Window], size: int) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def together(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Groups of consecutive texts to process together."""
+def together(texts: Iterable[Text], total: int | None = None, done: int = 0) -> Iterator[list[Text]]:
+    """Groups of consecutive texts to process together, with a progress bar from `done` to `total` texts."""
     group: list[Text] = []
     characters = 0
-    for text in texts:
-        group.append(text)
-        characters += len(text[0]) + len(text[1] or "")
-        if len(group) == _TEXTS_TOGETHER or characters >= _CHARACTERS_TOGETHER:
+    with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
+        for text in texts:
+            group.append(text)
+            characters += len(text[0]) + len(text[1] or "")
+            if len(group) == _TEXTS_TOGETHER or characters >= _CHARACTERS_TOGETHER:
+                yield group
+                bar.update(len(group))
+                group, characters = [], 0
+        if group:
             yield group
-            group, characters = [], 0
-    if group:
-        yield group
-
-
-@contextmanager
-def text_errors() -> Iterator[None]:
-    """Turn errors of a model's forward pass on texts that it cannot read into `InputError`.
-
-    Such as the index of an added token that has no embedding (on CPUs), or a second end token where a decoder expects
-    one.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except (IndexError, ValueError) as error:
-        raise InputError(f"model: expected one that reads these texts, got {error_text(error)}") from error
 
 
 def check_finite(outputs: np.ndarray) -> None:

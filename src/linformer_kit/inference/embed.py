@@ -1,27 +1,32 @@
-"""Embed any number of texts, in order, in one array on disk."""
+"""Embed any number of texts, in order, in one array on disk: whole, or by pieces.
+
+Late chunking (Günther et al. 2024, arXiv 2409.04701) runs the encoder on a whole text once and pools each piece of its
+hidden states, so that a piece's vector knows its context. The mean of pieces embeds each piece alone, so an encoder
+of few positions reads a long text whole. In both, a text of one piece has the vector that it has otherwise.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
 import itertools
-from collections.abc import Callable
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
+import torch
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EmbedSettings
-from linformer_kit.data.files import find_files
-from linformer_kit.data.read import TextColumns, read_inputs
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
-from linformer_kit.files.manifest import file_fingerprint
-from linformer_kit.files.runs import check_how_to_start
+from linformer_kit.data.read import Text, TextColumns, read_inputs
+from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
+from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import together
-from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, tokenise, write_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import GrowingFile, check_new, check_not_read, check_text_column
+from linformer_kit.inference.files import find_texts, write_rows
 from linformer_kit.interop.loading import fingerprint
 
 _NUMBER = np.dtype("<f4")
@@ -41,62 +46,47 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, an output
             that exists, or one to resume that was made from other files or another model.
     """
-    check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
-    if settings.pieces and settings.chunk_tokens is not None:
+    size = settings.chunk_tokens
+    if settings.pieces and size is not None:
         raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
     output = Path(settings.output)
-    if output.suffix != ".npy" or output.is_dir():
+    if output.suffix != ".npy":
         raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    if not (settings.resume or settings.overwrite):
-        check_new(pieces)
-    paths = find_files([settings.file], field="file")
-    check_not_read(paths, output, pieces)
-    check_text_column(settings.text_column, *paths)
+    paths = find_texts(settings, pieces)
     columns = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, columns=columns, document=settings.document)
-    counts = [sum(1 for _ in read([path])) for path in paths]  # rejects unreadable files before the model is loaded
-    total = sum(counts)
-    embedder = load_embedder(settings.model, settings, field="model")
+    read = functools.partial(read_inputs, paths, columns, document=settings.document)
+    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    embedder = load_embedder(settings.model, batch_size=settings.batch_size, dtype=settings.dtype)
     embedder.truncate(settings.max_length)
-    run = _embedding(settings, embedder)
+    if settings.pieces or size is not None:
+        _check_pieces(embedder, chunks=size is not None)
     identity = {
         "dtype": settings.dtype,  # before the fingerprint, which differs as well
         "model_fingerprint": fingerprint(embedder.sentences),
         "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,
-        "files": [[path.name, file_fingerprint(path), count] for path, count in zip(paths, counts, strict=True)],
-        **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
         "max_length": embedder.limit,
-        "bf16": embedder.bf16,
+        **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
     }
-    with GrowingFile(output, identity, resume=settings.resume, overwrite=settings.overwrite) as file:
-        if settings.chunk_tokens is None:
+
+    def rows(group: list[Text], _: int) -> bytes:
+        texts = [text for text, _ in group]
+        if size is not None:
+            vectors = embed_chunks(embedder, texts, size)
+        else:
+            vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
+        return vectors.astype(_NUMBER).tobytes()
+
+    def header() -> bytes:
+        if size is None:
             pieces.unlink(missing_ok=True)  # of an output that is overwritten
-        rows = total
-        if settings.chunk_tokens is not None:
-            rows = write_pieces(pieces, embedder, together(read(paths)), settings.chunk_tokens)
-        if not file.bytes:
-            file.write(_header((rows, embedder.width)), texts=0)
-        texts = itertools.islice(read(paths), file.texts, None)
-        with tqdm(total=total, initial=file.texts, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-            for group in together(texts):
-                file.write(run([text for text, _ in group]).astype(_NUMBER).tobytes(), len(group))
-                bar.update(len(group))
-    return total, rows, embedder
+            return _header((total, embedder.width))
+        return _header((_write_pieces(pieces, embedder, read(), size), embedder.width))
 
-
-def _embedding(settings: EmbedSettings, embedder: Embedder) -> Callable[[list[str]], np.ndarray]:
-    """The function that embeds some texts; checks that an input has room for text."""
-    if settings.pieces or settings.chunk_tokens is not None:
-        next(tokenise(embedder, [""])).room(embedder.limit)
-    if settings.pieces:
-        return functools.partial(embed_pieces, embedder)
-    if settings.chunk_tokens is None:
-        return embedder.embed
-    check_mean_pooling(embedder)
-    return functools.partial(embed_chunks, embedder, size=settings.chunk_tokens)
+    write_rows(settings, paths, identity, read(), total, rows, header=header)
+    return total, len(np.load(output, mmap_mode="r")), embedder
 
 
 def _header(shape: tuple[int, int]) -> bytes:
@@ -104,3 +94,146 @@ def _header(shape: tuple[int, int]) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
     return header.getvalue()
+
+
+class Tokens(NamedTuple):
+    """A tokenised text, not truncated.
+
+    Attributes:
+        before: Special tokens and the prompt.
+        text: Tokens of the text itself.
+        after: Special tokens.
+        spans: First character of each token of the text itself, and the character after its last.
+        room: Tokens of the text itself in the longest input.
+    """
+
+    before: list[int]
+    text: list[int]
+    after: list[int]
+    spans: list[tuple[int, int]]
+    room: int
+
+    def window(self, start: int) -> Window:
+        """The longest input with a part of the text itself, from a token on, and all other tokens."""
+        return {"input_ids": [*self.before, *self.text[start : start + self.room], *self.after]}
+
+    def pieces(self, size: int) -> list[tuple[int, int]]:
+        """First token of each piece of the truncated text, and the token after its last, among those of the text."""
+        read = min(len(self.text), self.room)
+        return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]
+
+
+def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
+    """Tokenise texts, one or more, each after the model's prompt.
+
+    Raises:
+        InputError: without a fast tokenizer, which knows the characters of each token, or without room for text.
+    """
+    tokenizer, prompt = embedder.tokenizer, embedder.prompt
+    if not tokenizer.is_fast:
+        raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
+    encoded = tokenizer([prompt + text for text in texts], return_offsets_mapping=True, verbose=False)
+    for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
+        ordinary = [place for place, text in enumerate(encoded.sequence_ids(number)) if text is not None]  # not special
+        of_text = [place for place in ordinary if not prompt or offsets[place][1] > len(prompt)]
+        first = of_text[0] if of_text else max(ordinary, default=-1) + 1
+        stop = first + len(of_text)
+        spans = [(max(0, start - len(prompt)), end - len(prompt)) for start, end in offsets[first:stop]]
+        after = ids[stop:] or ([] if ids else [tokenizer.pad_token_id])  # a text without tokens is one padding token
+        around = first + len(after)
+        if embedder.limit <= around:
+            expected = f"at least {around + 1} for prompt and text"
+            raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
+        yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
+
+
+def _check_pieces(embedder: Embedder, *, chunks: bool) -> None:
+    """Reject a model that leaves no room for text; for late chunking, also one that does not pool means.
+
+    Of other models' poolings, a piece's first or last token says little.
+    """
+    next(tokenise(embedder, [""]))
+    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
+    if chunks and after[:1] != ["mean"]:
+        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
+
+
+def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -> np.ndarray:
+    """Means of the embeddings of consecutive pieces, weighted by their numbers of tokens, float32 `[texts, width]`.
+
+    They are normalised if the embeddings of the model are.
+
+    Args:
+        embedder: The embedder; each piece has at most `embedder.limit` tokens, prompt and special tokens included.
+        texts: The texts, one or more; all of each is read.
+        overlap: Share of a piece that the next one repeats.
+    """
+    windows: list[Window] = []
+    weights, firsts = [], []
+    for tokens in tokenise(embedder, texts):
+        length, repeated = len(tokens.text), int(tokens.room * overlap)
+        firsts.append(len(windows))
+        for start in range(0, max(1, length - repeated), tokens.room - repeated):
+            windows.append(tokens.window(start))
+            weights.append(max(1, min(tokens.room, length - start)))
+    counts = np.array(weights, dtype=np.float32)[:, None]
+    sums = np.add.reduceat(embedder.outputs(windows) * counts, firsts)
+    if isinstance(embedder.sentences[-1], Normalize):
+        return sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    return sums / np.add.reduceat(counts, firsts)
+
+
+def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
+    """Late chunking: the embeddings of all pieces of some texts, float32 `[pieces, width]`.
+
+    A text's first piece includes the special tokens before it and the prompt, if the model pools that; its last piece
+    includes the special tokens after it.
+
+    Args:
+        embedder: The embedder, with mean pooling.
+        texts: The texts, one or more; truncated to `embedder.limit`.
+        size: Number of tokens of each piece; the last one of a text may have fewer.
+    """
+    encoder, *others = embedder.sentences
+    tokens = list(tokenise(embedder, texts))
+    windows = [each.window(0) for each in tokens]
+    embedder.cut += sum(len(each.text) > each.room for each in tokens)
+
+    def vector(states: torch.Tensor) -> np.ndarray:
+        outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
+        for module in others:
+            outputs = module(outputs)
+        return embedder.vectors(outputs)
+
+    def run(batch: list[int]) -> Iterator[np.ndarray]:
+        outputs = encoder(dict(embedder.pad([windows[index] for index in batch])))
+        for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
+            states, text = hidden[real.bool()], tokens[index]
+            edges = [len(text.before) + start for start, _ in text.pieces(size)] + [len(states)]
+            edges[0] = min(embedder.unpooled, edges[1] - 1)
+            yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
+
+    return embedder.outputs(windows, run)
+
+
+def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:
+    """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
+
+    Args:
+        path: The file.
+        embedder: The embedder.
+        texts: All texts.
+        size: As for `embed_chunks`.
+
+    Returns:
+        Number of pieces.
+    """
+    pieces = 0
+    with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
+        tokenised = (each for group in together(texts) for each in tokenise(embedder, [text for text, _ in group]))
+        for row, tokens in enumerate(tokenised, start=1):
+            for start, stop in tokens.pieces(size):
+                spans = tokens.spans[start:stop] or [(0, 0)]
+                file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
+                pieces += 1
+    return pieces

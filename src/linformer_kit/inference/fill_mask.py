@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.inference.batches import check_finite
@@ -28,29 +28,22 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     Raises:
         InputError: for an incomplete model folder, a text that is too long or has no mask, or too large a top_k.
     """
-    network, tokenizer = load_masked_language_model(model)
+    network, tokenizer = load_model(model, AutoModelForMaskedLM, "a masked language model")
     mask = tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
-    limit = longest_input(network)
-    with input_errors(f"text, top_k: expected what {network.config.model_type} reads"):
+    if top_k > network.config.vocab_size:
+        raise InputError(f"top_k: expected at most {network.config.vocab_size:,} (the vocabulary), got {top_k:,}")
+    with input_errors("text: expected one that the tokenizer reads"):
         length = len(tokenizer(text)["input_ids"])
-        if limit is None or length <= limit:
-            answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
+    limit = longest_input(network)
     if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
+    with input_errors(f"text: expected what {network.config.model_type} reads"):
+        answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
     by_mask = [answers] if isinstance(answers[0], dict) else answers
     check_finite(np.array([answer["score"] for candidates in by_mask for answer in candidates]))
     return [
         [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
         for candidates in by_mask
     ]
-
-
-def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a masked language model, in evaluation mode, and its tokenizer, from a folder or the hub.
-
-    Raises:
-        InputError: if the folder does not exist or is incomplete, or the model is not a masked language model.
-    """
-    return load_model(name, AutoModelForMaskedLM, "a masked language model")

@@ -1,33 +1,34 @@
-"""Classify any number of texts, in order and in constant memory."""
+"""Text classifiers that transformers can load, and the classification of any number of texts in constant memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tqdm import tqdm
+import numpy as np
 
-from linformer_cli.errors import InputError
-from linformer_cli.settings import PredictSettings
-from linformer_kit.data.read import TextColumns, is_table, read_texts
-from linformer_kit.files.manifest import file_fingerprint
-from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.inference.batches import Text, together
-from linformer_kit.inference.classifier import Classifier, trained_columns
-from linformer_kit.inference.files import GrowingFile, check_not_read, check_text_column, file_of_texts
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import ClassifierSettings, PredictSettings
+from linformer_kit.data.examples import Columns, Labels, listed_classes
+from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
+from linformer_kit.data.tokenizer import Window
+from linformer_kit.inference.batches import TextModel, together
+from linformer_kit.inference.files import find_texts, write_rows
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import fingerprint, load_classifier
 
 _DIGITS = 6
 
 
 def predict(settings: PredictSettings) -> dict[str | None, int]:
-    """Classify the texts of a file; write one line of JSON for each.
+    """Classify the texts of files; write one line of JSON for each.
 
-    A line has `row` (from 1, counted over all rows of the file), `label` (a list of labels if the model is
+    A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. Until the output is complete
     it is `OUTPUT.part`, and `resume` continues it after an interruption.
 
@@ -38,75 +39,93 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, an output
             that exists, or an output to resume that was made from another file or model.
     """
-    check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
-    output = None if settings.output is None else Path(settings.output)
-    path = file_of_texts(settings.file)
-    if output is not None:
-        if output.is_dir():
-            raise InputError(f"output: expected a file, got {settings.output!r}")
-        check_not_read([path], output)
-    columns = _columns(settings, path)
-    total = sum(1 for _ in read_texts(path, columns))  # rejects an unreadable file before the model is loaded
+    paths = find_texts(settings)
+    labels, trained = read_classes(settings.model)
+    columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
+    if columns.text_pair is not None and not all(map(is_table, paths)):
+        raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {settings.file}")
+
+    def texts() -> Iterator[Text]:
+        return itertools.chain.from_iterable(read_texts(path, columns) for path in paths)
+
+    total = sum(1 for _ in texts())  # rejects an unreadable file before the model is loaded
     classifier = Classifier(settings)
-    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
-    if output is None:
-        for lines, _ in _lines(classifier, settings, read_texts(path, columns), counts, total):
-            sys.stdout.write(lines)
+    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(labels.names, 0)}
+
+    def lines(group: list[Text], done: int) -> bytes:
+        logits, truncated = classifier(group)
+        answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
+        probabilities = class_probabilities(logits, multi_label=labels.multi_label).round(_DIGITS).tolist()
+        lines = []
+        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
+            label = names_of(answer, labels)
+            line: dict[str, Any] = {"row": row, "label": label}
+            line |= {"probabilities": dict(zip(labels.names, chances, strict=True))}
+            line |= {"lost_tokens": lost} if lost else {}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            for name in (None, *([label] if isinstance(label, str) else label)):
+                counts[name] += 1
+        return "".join(lines).encode()
+
+    if settings.output is None:
+        for group in together(texts(), total):
+            sys.stdout.write(lines(group, counts[None]).decode())
         return counts
     identity = {
-        "model_fingerprint": classifier.fingerprint(),
-        "file_sha256": file_fingerprint(path),
-        "text_column": columns.text,
-        "text_pair_column": columns.text_pair,
-        "max_length": settings.max_length,
-        "threshold": settings.threshold,
-        "labels": list(classifier.labels.names),
+        "model_fingerprint": fingerprint(classifier.model),
+        "labels": list(labels.names),
+        "max_length": classifier.limit,
         "bf16": classifier.bf16,
+        "columns": dataclasses.asdict(columns),
+        "threshold": settings.threshold,
     }
-    with GrowingFile(output, identity, resume=settings.resume, overwrite=settings.overwrite) as file:
-        texts = itertools.islice(read_texts(path, columns), file.texts, None)
-        for lines, number in _lines(classifier, settings, texts, counts, total, file.texts):
-            file.write(lines.encode(), number)
+    write_rows(settings, paths, identity, texts(), total, lines)
     return counts
 
 
-def _columns(settings: PredictSettings, path: Path) -> TextColumns:
-    """Columns of the text and, if the model was trained on pairs, of the second text."""
-    trained = trained_columns(settings.model)
-    columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    if not is_table(path) and columns.text_pair is not None:
-        raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
-    check_text_column(settings.text_column, path)
-    return columns
+class Classifier(TextModel):
+    """A loaded classifier.
+
+    Args:
+        settings: The model and the options; the threshold is not used here.
+
+    Attributes:
+        labels: The classes.
+
+    Raises:
+        InputError: if the model is not a complete classifier, or settings do not fit it.
+    """
+
+    def __init__(self, settings: ClassifierSettings) -> None:
+        model, tokenizer = load_classifier(settings.model)
+        self.labels, _ = read_classes(settings.model)
+        super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
+
+    def forward(self, windows: Sequence[Window]) -> np.ndarray:
+        return self.model(**self.pad(windows)).logits.float().cpu().numpy()
 
 
-def _lines(
-    classifier: Classifier,
-    settings: PredictSettings,
-    texts: Iterator[Text],
-    counts: dict[str | None, int],
-    total: int,
-    done: int = 0,
-) -> Iterator[tuple[str, int]]:
-    """Lines of the output and their number, for texts after the first `done` ones; counts the classes."""
-    labels = classifier.labels
-    with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-        for group in together(texts):
-            logits, truncated = classifier(group)
-            answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-            probabilities = class_probabilities(logits, multi_label=labels.multi_label).tolist()
-            lines = []
-            for answer, chances, lost in zip(answers, probabilities, truncated.tolist(), strict=True):
-                done += 1
-                label = names_of(answer, labels)
-                rounded = (round(chance, _DIGITS) for chance in chances)
-                line: dict[str, Any] = {"row": done, "label": label}
-                line |= {"probabilities": dict(zip(labels.names, rounded, strict=True))}
-                line |= {"lost_tokens": lost} if lost else {}
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-                for name in (None, *([label] if isinstance(label, str) else label)):
-                    counts[name] += 1
-            yield "".join(lines), len(group)
-            bar.update(len(group))
+def read_classes(name: str) -> tuple[Labels, Columns]:
+    """The classes of a classifier, and the columns of its fine-tuning, without its weights.
+
+    The columns are `text` and `label` if its configuration has none.
+
+    Raises:
+        InputError: if the model does not exist or is not a classifier, or its configuration is malformed.
+    """
+    config = read_config(name, f"model: expected a classifier, got {name}")
+    multi_label = config.problem_type == "multi_label_classification"
+    numbers = sorted(config.id2label)
+    if config.problem_type == "regression" or len(numbers) < (1 if multi_label else 2):
+        what = "a regression" if config.problem_type == "regression" else f"a model with {len(numbers)} outputs"
+        raise InputError(f"model: expected a classifier, got {what} in {name}")
+    names = tuple(str(config.id2label[number]) for number in numbers)
+    if numbers != list(range(len(numbers))) or len(set(names)) < len(names):
+        expected = "different classes, numbered from 0, in id2label"
+        raise InputError(f"model: expected {expected}, got {listed_classes(names)} in {name}")
+    recorded = getattr(config, "trained_columns", None) or {"text": "text", "numbered": ()}
+    with input_errors(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}"):
+        columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
+    return Labels(names, multi_label=multi_label), columns

@@ -36,7 +36,7 @@ def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> 
 
 
 def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
-    """Metrics by name.
+    """Metrics by name, each between 0 and 1.
 
     Args:
         answers: The predicted classes, as `answers_of` returns them.
@@ -44,23 +44,30 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
         metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
             `micro_f1` (over all answers together).
         classes: Number of classes.
+    """
+
+    def score(name: str) -> float:
+        if name == ACCURACY:
+            return accuracy_score(targets, answers)
+        how = {} if name == F1 else {"average": _AVERAGES[name], "labels": range(classes)}
+        return f1_score(targets, answers, zero_division=0.0, **how)
+
+    return {name: float(score(name)) for name in metrics}
+
+
+def by_class(answers: Targets, targets: Targets, labels: Labels) -> dict[str, Any]:
+    """Metrics of each class.
 
     Returns:
-        Metrics by name, each between 0 and 1.
+        `by_class`: precision, recall, F1 and the number of texts of each class; `confusion`: the number of texts of
+        each true class (rows) with each predicted class (columns), None for multi-label texts.
     """
-    return {name: _score(name, targets, answers, classes) for name in metrics}
-
-
-def by_class(answers: Targets, targets: Targets, classes: int) -> list[dict[str, float]]:
-    """Precision, recall, F1 and the number of texts of each class; arguments as in `scores`."""
-    columns = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
+    classes = range(len(labels.names))
+    columns = precision_recall_fscore_support(targets, answers, labels=classes, average=None, zero_division=0.0)
     names = ("precision", "recall", "f1", "texts")
-    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*columns, strict=True)]
-
-
-def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " texts"], classes: int) -> list[list[int]]:
-    """Number of texts of each true class (rows) with each predicted class (columns)."""
-    return confusion_matrix(targets, answers, labels=range(classes)).tolist()
+    matrix = None if labels.multi_label else confusion_matrix(targets, answers, labels=classes).tolist()
+    rows = [dict(zip(names, map(float, values), strict=True)) for values in zip(*columns, strict=True)]
+    return {"by_class": rows, "confusion": matrix}
 
 
 def mistakes(
@@ -77,26 +84,36 @@ def mistakes(
 
     Returns:
         At most a hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
-        prediction) and `loss` in nats; lists of classes for multi-label texts.
+        prediction) and `loss` in nats; lists of classes, and probabilities by class, for multi-label texts.
     """
     probabilities, loss = class_probabilities(logits, multi_label=labels.multi_label), losses(logits, targets)
-    wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
+    wrong = np.flatnonzero((answers != targets).reshape(len(targets), -1).any(axis=1))
     listed = []
     for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
-        example = examples[index]
+        example, predicted = examples[index], names_of(answers[index], labels)
         pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
+        chances = dict(zip(labels.names, probabilities[index].tolist(), strict=True))
         listed.append(
             {
                 "source": example.source,
                 "text": example.text,
                 **pair,
                 "label": names_of(targets[index], labels),
-                "predicted": names_of(answers[index], labels),
-                "probability": _probability(probabilities[index], answers[index], labels),
+                "predicted": predicted,
+                "probability": chances[predicted]
+                if isinstance(predicted, str)
+                else {name: chances[name] for name in predicted},
                 "loss": float(loss[index]),
             }
         )
     return listed
+
+
+def names_of(target: Any, labels: Labels) -> str | list[str]:
+    """The class of one target or prediction, or its list of classes for multi-label texts."""
+    if labels.multi_label:
+        return [name for name, yes in zip(labels.names, target, strict=True) if yes]
+    return labels.names[int(target)]
 
 
 def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
@@ -123,24 +140,3 @@ def check_metric(name: str | None, metrics: Sequence[str]) -> None:
     """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
-
-
-def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
-    if name == ACCURACY:
-        return float(accuracy_score(targets, answers))
-    if name == F1:
-        return float(f1_score(targets, answers, zero_division=0.0))
-    return float(f1_score(targets, answers, labels=range(classes), average=_AVERAGES[name], zero_division=0.0))
-
-
-def names_of(target: Any, labels: Labels) -> str | list[str]:
-    """The class of one target or prediction, or its list of classes for multi-label texts."""
-    if labels.multi_label:
-        return [name for name, yes in zip(labels.names, target, strict=True) if yes]
-    return labels.names[int(target)]
-
-
-def _probability(probabilities: np.ndarray, answer: Any, labels: Labels) -> float | dict[str, float]:
-    if labels.multi_label:
-        return {name: float(each) for name, each, yes in zip(labels.names, probabilities, answer, strict=True) if yes}
-    return float(probabilities[int(answer)])

@@ -46,7 +46,8 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     """Configuration of a Linformer encoder: the fields of `settings.ModelSettings`, and one more.
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
-    `linformer pretrain --help` says what each field does; `finetune` records its columns in `trained_columns`.
+    `linformer pretrain --help` says what each field does; `finetune` records its columns in `trained_columns`,
+    which `inference.predict` reads.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")

@@ -54,8 +54,8 @@ _FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
 class SequenceParallel:
     """Split a model over the processes of a device mesh, in-place; outputs and gradients equal those of one process.
 
-    Every process makes the same call with a whole model. The first one broadcasts its parameters, then each keeps its
-    columns of E and F and its rows of the position embeddings; everything else is replicated. A training step is
+    Every process passes a whole model; the first one's parameters are used. Each process keeps its columns of E and F
+    and its rows of the position embeddings; everything else is replicated. A training step is
 
         piece = parallel.shard(batch)                      # the whole batch in, on every process
         loss = model(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
@@ -72,8 +72,7 @@ class SequenceParallel:
     Raises:
         InputError: for a model whose slots are not sums over positions or depend on the length of the text:
             `attention="full"`, projections `max_pool` and `conv`, `shorter_input="stretch"`; for `global_tokens`; for
-            question answering, whose loss is over all positions; for so many processes that a
-            piece has no position, or fewer than half of a sliding window or convolution; for a model split already.
+            question answering, whose loss is over all positions; for too many processes; for a model split already.
     """
 
     def __init__(self, model: LinformerPreTrainedModel, mesh: DeviceMesh) -> None:
@@ -124,10 +123,7 @@ class SequenceParallel:
         if mask.is_floating_point():  # a piece of it could be mistaken for a mask that is added to scores
             mask = whole["attention_mask"] = mask != 0
         order = real_tokens_first(mask == 0)
-        return {
-            name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor
-            for name, tensor in whole.items()
-        }
+        return {name: self._piece(name, tensor, order) for name, tensor in whole.items()}
 
     def count_labels(self, labels: Shaped[Tensor, "*shape"]) -> Float[Tensor, ""]:
         """`num_items_in_batch` of one update: the divisor of each process's sum of losses.
@@ -145,9 +141,8 @@ class SequenceParallel:
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of replicated parameters; call once per update, after the last backward pass."""
-        sliced = {id(tensor) for tensor, _, _ in self._sliced().values()}
-        whole = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in sliced]
-        for work in [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in whole]:
+        _, replicated = self._gradients()
+        for work in [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in replicated]:
             work.wait()
 
     def clip_grad_norm_(self, max_norm: float) -> Float[Tensor, ""]:
@@ -156,15 +151,18 @@ class SequenceParallel:
         Returns:
             The norm before clipping, as `torch.nn.utils.clip_grad_norm_`.
         """
-        here = {id(tensor) for tensor, _, _ in self._sliced().values()}
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        sliced = [p.grad for p in parameters if id(p) in here]
-        whole = [p.grad for p in parameters if id(p) not in here]
-        squares = nn.utils.get_total_norm(sliced).square().to(self.model.device)
+        sliced, replicated = map(nn.utils.get_total_norm, self._gradients())
+        squares = sliced.square().to(self.model.device)
         dist.all_reduce(squares, group=self.group)
-        norm = (squares + nn.utils.get_total_norm(whole).square()).sqrt()
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        norm = (squares + replicated.square()).sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, norm)
         return norm
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Gradients of split and of replicated parameters."""
+        split = {id(tensor) for tensor, _, _ in self._sliced().values()}
+        gradients = [(id(p) in split, p.grad) for p in self.model.parameters() if p.grad is not None]
+        return [g for is_split, g in gradients if is_split], [g for is_split, g in gradients if not is_split]
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -196,10 +194,9 @@ class SequenceParallel:
         counts = [len(range(seq_len)[self._positions_of(rank)]) for rank in range(self.ranks)]
         padded = tensor.new_zeros(tensor.shape[0], max(counts), *tensor.shape[2:])
         padded[:, : counts[self.rank]] = tensor[:, : counts[self.rank]]
-        pieces = of_all(padded, group=self.group)
         whole = tensor.new_empty(tensor.shape[0], seq_len, *tensor.shape[2:])
-        for rank, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-            whole[:, self._positions_of(rank)] = piece[:, :count]
+        for rank, piece in enumerate(of_all(padded, group=self.group)):
+            whole[:, self._positions_of(rank)] = piece[:, : counts[rank]]
         return whole
 
     def _positions_of(self, rank: int) -> slice:
@@ -209,14 +206,14 @@ class SequenceParallel:
 
     def _sliced(self) -> dict[str, tuple[Tensor, int, int]]:
         """Split tensors by name: the tensor, its position axis, and the number of unused entries at its start."""
-        found: dict[str, tuple[Tensor, int, int]] = {}
-        base = self.model.base_model
-        for name, module in self.model.named_modules():
+        embeddings = self.model.base_model.embeddings
+        sliced: dict[str, tuple[Tensor, int, int]] = {}
+        for prefix, module in self.model.named_modules():
             if isinstance(module, SequenceProjection):
-                found |= {f"{name}.{own}": (tensor, -1, 0) for own, tensor in module.of_positions().items()}
-            if module is base.embeddings.position_embeddings:
-                found[f"{name}.weight"] = (module.weight, 0, base.embeddings.position_offset)
-        return found
+                sliced |= {f"{prefix}.{name}": (tensor, -1, 0) for name, tensor in module.of_positions().items()}
+            if module is embeddings.position_embeddings:
+                sliced[f"{prefix}.weight"] = (module.weight, 0, embeddings.position_offset)
+        return sliced
 
     def _install(self) -> None:
         base = self.model.base_model
@@ -263,8 +260,10 @@ class SequenceParallel:
         if mask.shape[1] > most:
             raise InputError(f"sequence length: expected at most {most}, as this process has, got {mask.shape[1]}")
 
-    def _take(self, name: str, tensor: Tensor, order: Int[Tensor, "batch seq_len"]) -> Tensor:
-        """This process's positions of a tensor, real tokens first."""
+    def _piece(self, name: str, tensor: Tensor, order: Int[Tensor, "batch seq_len"]) -> Tensor:
+        """This process's positions of a tensor, real tokens first; what has no entry for each token is returned."""
+        if tensor.shape[:2] != order.shape or (tensor.is_floating_point() and name != "inputs_embeds"):
+            return tensor  # for each sequence or each of its labels
         ordered = tensor.take_along_dim(order.view(*order.shape, *[1] * (tensor.dim() - 2)), dim=1)
         piece = ordered[:, self.positions]
         if piece.shape[1]:
@@ -286,20 +285,16 @@ def _check_model(model: nn.Module, ranks: int) -> None:
         )
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
-    if config.attention == "full":
-        raise InputError("attention: expected linformer, whose slots are sums over positions, got full")
     if config.global_tokens:
         raise InputError(f"global_tokens: expected 0 in sequence parallel, got {config.global_tokens}")
-    for projection in projections:
-        if projection.piece is not None:
-            raise InputError("model: expected a whole one, got one that is split already")
-        if not projection.supports_sequence_parallel:
-            raise InputError(
-                "projection: expected linear, mean_pool, random or dynamic, whose slots are sums over positions, "
-                f"got {config.projection}"
-            )
-        if projection.stretches and projection.shorter_input == "stretch":
-            raise InputError("shorter_input: expected prefix, where each position has its own column, got stretch")
+    if any(projection.piece is not None for projection in projections):
+        raise InputError("model: expected a whole one, got one that is split already")
+    if config.attention == "full" or not all(projection.supports_sequence_parallel for projection in projections):
+        expected = "linear, mean_pool, random or dynamic, whose slots are sums over positions"
+        got = config.projection if config.attention == "linformer" else "full attention"
+        raise InputError(f"projection: expected {expected}, got {got}")
+    if any(projection.stretches and projection.shorter_input == "stretch" for projection in projections):
+        raise InputError("shorter_input: expected prefix, where each position has its own column, got stretch")
     # Positions of a piece: convolutions and windows reach one piece further only.
     least = max(1, config.local_convolution // 2, config.sliding_window // 2)
     if config.max_position_embeddings < ranks * least:
@@ -333,11 +328,6 @@ def _sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     if mesh.ndim > 1 and SEQUENCE_DIMENSION not in names:
         raise InputError(f"mesh: expected one dimension, or one named {SEQUENCE_DIMENSION}, got {list(names)}")
     return mesh.get_group(SEQUENCE_DIMENSION if mesh.ndim > 1 else 0)
-
-
-def _is_of_tokens(name: str, tensor: Tensor, shape: torch.Size) -> bool:
-    """Whether a tensor has an entry for each token, and not for each sequence or each of its labels."""
-    return tensor.shape[:2] == shape and (name == "inputs_embeds" or not tensor.is_floating_point())
 
 
 def _split(tensor: Tensor, dim: int, before: int) -> tuple[Tensor, Tensor]:

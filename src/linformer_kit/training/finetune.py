@@ -29,7 +29,6 @@ from linformer_kit.inference.scores import (
     answers_of,
     by_class,
     check_metric,
-    confusion,
     mistakes,
     summary,
 )
@@ -198,8 +197,7 @@ def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np
         "best_updates": training.result_update,
         "epochs": training.state.epoch,
         "curve": curves(training.state.log, metrics),
-        "by_class": by_class(answers, targets, len(labels.names)),
-        "confusion": None if multi_label else confusion(answers, targets, len(labels.names)),
+        **by_class(answers, targets, labels),
         "right": None if multi_label else np.packbits(answers == targets).tobytes().hex(),  # a bit for each text
     }
 

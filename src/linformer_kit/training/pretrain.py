@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast, set_seed
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, set_seed
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ModelSettings, PretrainSettings, check_model_is_kept
@@ -20,8 +20,7 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from linformer_kit.inference.fill_mask import load_masked_language_model
-from linformer_kit.interop.loading import fingerprint, resize
+from linformer_kit.interop.loading import fingerprint, load_model, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
@@ -167,7 +166,8 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
             raise InputError(f"resize_to: expected none without from_model, got {settings.resize_to}")
         return settings, None
     with renamed("model", "from_model"):
-        model = load_masked_language_model(settings.from_model)[0].float()  # the trainer mixes precisions by itself
+        model, _ = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model")
+    model = model.float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerForMaskedLM):
         raise InputError(
             f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
