@@ -23,7 +23,7 @@ _TEXTS_TOGETHER = 1024
 _CHARACTERS_TOGETHER = 1 << 22
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
-_SHORT, _LONG = ("a", None), ("a " * 20, None)
+_SHORT, _LONG = "a", "a " * 20
 
 
 class TextModel(ABC):
@@ -39,12 +39,15 @@ class TextModel(ABC):
         bf16: Mixed precision with bfloat16 (true, false, auto); none with half-precision weights.
 
     Attributes:
+        prompt: What precedes each text.
         limit: Tokens at which texts are truncated.
         bf16: Whether mixed precision is used.
 
     Raises:
         InputError: for a longer `max_length` than the model reads, and bf16 mixed precision with weights in float16.
     """
+
+    prompt: str = ""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class TextModel(ABC):
         Args:
             texts: Pairs of a text and a second text; the second is None in all pairs or in none.
         """
-        encoded = Encoder(self.tokenizer, self.limit)(texts)
+        encoded = Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
@@ -112,7 +115,7 @@ class TextModel(ABC):
     def _reads_padding(self) -> bool:
         """Whether a short text has other outputs beside a longer one, where it is padded, than alone."""
         encoder = Encoder(self.tokenizer, input_length(self.model, self.tokenizer, None))
-        short, long = (text.window for text in encoder([_SHORT, _LONG]))
+        short, long = (text.window for text in encoder([(self.prompt + text, None) for text in (_SHORT, _LONG)]))
         with input_errors("model: expected one that reads texts"):
             alone, padded = self.forward([short])[0], self.forward([long, short])[1]
         return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[self._half] * float(np.abs(alone).max())

@@ -33,18 +33,17 @@ _NUMBER = np.dtype("<f4")
 
 
 def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
-    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
+    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format, by `write_rows`.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. The output appears when it is complete;
-    until then it is `OUTPUT.part`, and `resume` continues it after an interruption.
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
 
     Returns:
         Number of texts, number of rows, and the embedder, which has the number of texts that this call truncated.
 
     Raises:
-        InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, an output
-            that exists, or one to resume that was made from other files or another model.
+        InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, and an
+            output that `find_texts` or `write_rows` rejects.
     """
     size = settings.chunk_tokens
     if settings.pieces and size is not None:

@@ -37,7 +37,6 @@ class Embedder(TextModel):
         bf16: Mixed precision with bfloat16: true, false or auto.
 
     Attributes:
-        prompt: What precedes each text.
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
         longest: Longest input of the encoder in tokens.
         width: Size of the embeddings.
@@ -52,7 +51,7 @@ class Embedder(TextModel):
     ) -> None:
         self.sentences = sentences.to(best_device(), _DTYPES[dtype]).eval()
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size=batch_size, bf16=bf16)
-        self.prompt: str = sentences.prompts.get(sentences.default_prompt_name or "") or ""
+        self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
         self.unpooled = int(features.get("prompt_length", 0))
@@ -62,7 +61,7 @@ class Embedder(TextModel):
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`."""
-        vectors, lost = self([(self.prompt + text, None) for text in texts])
+        vectors, lost = self([(text, None) for text in texts])
         self.cut += int((lost > 0).sum())
         return vectors
 

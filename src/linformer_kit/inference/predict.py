@@ -26,18 +26,17 @@ _DIGITS = 6
 
 
 def predict(settings: PredictSettings) -> dict[str | None, int]:
-    """Classify the texts of files; write one line of JSON for each.
+    """Classify the texts of files; write one line of JSON for each, by `write_rows` or to standard output.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
-    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. Until the output is complete
-    it is `OUTPUT.part`, and `resume` continues it after an interruption.
+    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
 
     Returns:
         The number of texts of each class, and of all under None, for this call only.
 
     Raises:
-        InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, an output
-            that exists, or an output to resume that was made from another file or model.
+        InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, and an output
+            that `find_texts` or `write_rows` rejects.
     """
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
@@ -54,7 +53,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     classifier = Classifier(settings)
     counts: dict[str | None, int] = {None: 0, **dict.fromkeys(labels.names, 0)}
 
-    def lines(group: list[Text], done: int) -> bytes:
+    def lines_of(group: list[Text], done: int) -> bytes:
         logits, truncated = classifier(group)
         answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
         probabilities = class_probabilities(logits, multi_label=labels.multi_label).round(_DIGITS).tolist()
@@ -71,7 +70,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
 
     if settings.output is None:
         for group in together(texts(), total):
-            sys.stdout.write(lines(group, counts[None]).decode())
+            sys.stdout.write(lines_of(group, counts[None]).decode())
         return counts
     identity = {
         "model_fingerprint": fingerprint(classifier.model),
@@ -81,7 +80,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "columns": dataclasses.asdict(columns),
         "threshold": settings.threshold,
     }
-    write_rows(settings, paths, identity, texts(), total, lines)
+    write_rows(settings, paths, identity, texts(), total, lines_of)
     return counts
 
 
