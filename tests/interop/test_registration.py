@@ -1,13 +1,9 @@
-"""Registration with transformers' Auto classes, in this process and in others."""
+"""Registration with transformers' Auto classes."""
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-
 import pytest
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
@@ -28,18 +24,3 @@ def test_the_tables_of_transformers_have_our_classes():
     with pytest.raises(ValueError, match=r"Unrecognized configuration class .*LinformerConfig"):
         AutoModelForCausalLM.from_config(LinformerConfig(**SMALL))
     assert AutoModelForMaskedLM._model_mapping is MODEL_FOR_MASKED_LM_MAPPING
-
-
-@pytest.mark.e2e
-def test_a_pickle_brings_the_registration_with_it():
-    """In another process, which has not imported this package."""
-    linear = linformer_kit.linearize(AutoModel.from_config(AutoConfig.for_model("bert", **SMALL)), 5)
-    configs = pickle.dumps((LinformerConfig(**SMALL), linear.config))
-    code = f"""
-import pickle
-import transformers
-configs = pickle.loads({configs!r})
-print([type(transformers.AutoModel.from_config(config)).__name__ for config in configs])
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "['LinformerModel', 'LinearBertModel']\n", result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import output_capturing
 
-from linformer_kit import InputError
+from linformer_kit import InputError, LinformerConfig
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.operator.projections import FullAttention
 from tests.conftest import as_in_the_paper
@@ -60,24 +61,26 @@ def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
 
 @pytest.mark.e2e
 def test_only_the_package_loads_it(model, tmp_path):
-    """The stock class would use full attention with weights trained for linear attention."""
+    """Imported by hand or by a pickle; the stock class would use full attention with weights of linear attention."""
     model.save_pretrained(tmp_path)
     stock = BertModel.from_pretrained(tmp_path)
     with pytest.raises(
         InputError, match="model: expected the linearised one that AutoModel loads, got BertSelfAttention"
     ):
         stock(input_ids=torch.full((1, 5), 3))
+    configs = pickle.dumps([model.config, LinformerConfig(**SIZES, projected_dim=7)])
     code = f"""
-import transformers
+import pickle, transformers
 try:
     transformers.BertModel.from_pretrained({str(tmp_path)!r})
 except ValueError as error:
     assert 'attn_implementation="linformer"` is not supported' in str(error), error
-    import linformer_kit
-    print(type(transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r})).__name__)
+    models = [transformers.AutoModel.from_config(config) for config in pickle.loads({configs!r})]
+    models.append(transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r}))
+    print(*(type(model).__name__ for model in models))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split()[-1] == "LinearBertForMaskedLM"
+    assert run.stdout.splitlines()[-1] == "LinearBertModel LinformerModel LinearBertForMaskedLM"
 
 
 @pytest.mark.e2e
