@@ -183,7 +183,10 @@ def _first(error: ValidationError, kind: type) -> str:
         return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
     expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
-    return f"{name}: expected {' or '.join(expected)}, got {'none' if first['input'] == '' else first['input']}"
+    got = "none" if first["input"] == "" else first["input"]
+    if first["type"] in ("int_type", "float_type", "bool_type"):  # not converted, so "8" is shown as what it is
+        got = repr(got)
+    return f"{name}: expected {' or '.join(expected)}, got {got}"
 
 
 def meant(name: str, known: Iterable[str], dashes: str = "") -> str:
