@@ -1,4 +1,4 @@
-"""`linformer bench` on tiny encoders: results, tables, figure, and wrong settings."""
+"""`linformer bench` on tiny encoders: results, tables, and wrong settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = [f"--{name}={value}" for name, value in SMALL.items()]
 
 
 @pytest.mark.e2e
-def test_results_and_their_tables(tmp_path, capsys, drawn, monkeypatch):
+def test_results_and_their_tables(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
     arguments = ["--lengths", "37", "17", "--projected_dims", "19", "7", "--tokens", "74", "--repetitions", "2"]
     main(["bench", *SIZES, *arguments, "--dtype", "float32", "--output_dir", str(tmp_path / "out")])
@@ -28,7 +28,6 @@ def test_results_and_their_tables(tmp_path, capsys, drawn, monkeypatch):
     text = (tmp_path / "out" / "bench.md").read_text()
     assert text in capsys.readouterr().out and text == bench.markdown(results)
     assert text.count("| Transformer |") == 4 and text.count("| Linformer, k 19 |") == 2
-    assert (tmp_path / "out" / "bench.png").stat().st_size > 10_000
 
 
 def test_saved_is_the_transformers_over_ours():

@@ -12,7 +12,7 @@ import torch
 from linformer_cli.cli import main
 from linformer_kit import LinformerForMaskedLM, LinformerModel
 from linformer_kit.analysis import inspection
-from linformer_kit.analysis.inspection import draw_context_mappings, effective_slots, projection_matrices
+from linformer_kit.analysis.inspection import draw_context_mappings, effective_slots
 from tests.conftest import fail, fields, randomise, save_tokenizer
 
 IDS = [5, 6, 7, 8, 9, 10, 11]
@@ -44,26 +44,6 @@ def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
     attentions = torch.stack(encoder(torch.tensor([IDS]), output_attentions=True).attentions)[:, 0].detach()
     np.testing.assert_allclose(results["effective_slots"], effective_slots(attentions), rtol=1e-5)
     assert (out / "context_mapping.png").stat().st_size > 10_000
-    assert (out / "projections.png").exists() == (kind == "layerwise")
-
-
-@pytest.mark.parametrize(
-    ("sharing", "names"),
-    [
-        ("none", {f"layer {layer} {letter} head 1" for layer in (0, 1) for letter in "EF"}),
-        ("headwise", {f"layer {layer} {letter}" for layer in (0, 1) for letter in "EF"}),
-        ("key_value", {"layer 0 E", "layer 1 E"}),
-        ("layerwise", {"all layers E"}),
-    ],
-)
-def test_matrices_are_those_of_the_model(config, sharing, names):
-    model = LinformerModel(config(sharing=sharing))
-    matrices = projection_matrices(model, [0, 1], head=1)
-    assert matrices.keys() == names
-    for name, matrix in matrices.items():
-        module = model.encoder.projections[1 if "layer 1" in name else 0]
-        expected = module.value_projection if " F" in name else module.key_projection
-        assert np.array_equal(matrix, (expected[1] if sharing == "none" else expected).detach())
 
 
 @pytest.mark.e2e
@@ -74,8 +54,6 @@ def test_layers_and_heads_that_differ_in_k(saved, tmp_path):
     results = json.loads((tmp_path / "out" / "inspection.json").read_text())
     assert len(results["tokens"]) == 37 and results["text"] == "the source of Python's argparse"
     assert results["layers"] == [1, 0] and max(results["effective_slots"][1]) <= 2.1
-    matrices = projection_matrices(LinformerModel.from_pretrained(model), [0], head=1)
-    assert matrices["layer 0 E head 1"].shape == (3, 37)
 
 
 @pytest.mark.e2e
@@ -83,7 +61,7 @@ def test_nothing_is_left_after_an_interruption(saved, tmp_path, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspection, "draw_projections", interrupt)
+    monkeypatch.setattr(inspection, "draw_context_mappings", interrupt)
     model = saved()
     before = set(tmp_path.iterdir())
     with pytest.raises((KeyboardInterrupt, SystemExit)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import transformers
 
 import linformer_kit as lk
 from linformer_kit import InputError, LinformerModel, Spectrum, attention_spectrum, choose_projected_dims
+from linformer_kit.analysis import singular_values as singular_values_module
 from linformer_kit.analysis.singular_values import singular_values
 from tests.conftest import randomise, tokens
 
@@ -82,6 +84,19 @@ def test_padding_does_not_count(config, ours):
         attention_spectrum(model, [{"input_ids": ids[2:], "attention_mask": mask[2:]}])
 
 
+def test_weights_of_one_layer_are_held_at_a_time(monkeypatch):
+    kept, shares = [], singular_values_module._shares
+
+    def watched(weights, real):
+        assert all(weights_before() is None for weights_before in kept)
+        kept.append(weakref.ref(weights))
+        return shares(weights, real)
+
+    monkeypatch.setattr(singular_values_module, "_shares", watched)
+    attention_spectrum(encoder(num_hidden_layers=3), [{"input_ids": tokens(1, 7)}])
+    assert len(kept) == 3
+
+
 def test_what_has_no_such_weights_is_refused():
     batch = [{"input_ids": tokens(1, 7)}]
     t5 = encoder("t5", d_model=33, d_kv=11, num_heads=3, num_layers=1, d_ff=29)
@@ -91,7 +106,7 @@ def test_what_has_no_such_weights_is_refused():
         attention_spectrum(encoder().train(), batch)
     model = encoder()
     model.encoder.layer[1].attention.self.query.weight.data[0] = torch.nan
-    with pytest.raises(InputError, match="got a NaN or infinity in the attention of layer 1"):
+    with pytest.raises(InputError, match="got a NaN or infinity in the attention weights"):
         attention_spectrum(model, batch)
 
 

@@ -363,7 +363,7 @@ class BenchSettings:
 
 @settings
 class InspectSettings:
-    """Plot which slots a model's heads attend to, and its E and F."""
+    """Plot which slots a model's heads attend to on a text."""
 
     model: Argument[ModelName]  # Folder or hub id of a Linformer.
     output_dir: Argument[Folder]  # New folder for figures and numbers.

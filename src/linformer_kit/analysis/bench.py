@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
@@ -18,7 +17,6 @@ from linformer_kit.files.folders import check_new_folder, check_writable
 from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
-from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
@@ -26,7 +24,7 @@ Record = dict[str, Any]
 
 
 def main(settings: BenchSettings) -> None:
-    """Measure, write `bench.json`, `bench.md` and `bench.png` after each length, and print the table.
+    """Measure, write `bench.json` and `bench.md` after each length, and print the table.
 
     Raises:
         InputError: for a length without a smaller k, heads that do not divide the width, an unavailable device, or an
@@ -50,7 +48,6 @@ def main(settings: BenchSettings) -> None:
         text = markdown(results)
         write_json(results, folder / "bench.json")
         write_whole(folder / "bench.md", text)
-        save_figure(draw(results), folder / "bench.png")
     print(text)
     print(f"Saved in {folder}")
 
@@ -145,25 +142,3 @@ def _row(record: Record, records: list[Record]) -> list[str]:
         "–" if peak is None else f"{peak / 2**20:,.1f}",
         memory_saved,
     ]
-
-
-def draw(results: Record) -> Figure:
-    """Time saved against n, a panel for each mode and a line for each k."""
-    figure, panels = new_figure((9, 4), columns=len(MODES), sharey=True)
-    for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
-        records = [record for record in results["records"] if record["mode"] == mode]
-        for k in sorted({record["projected_dim"] for record in records} - {None}):
-            line = [record for record in records if record["projected_dim"] == k]
-            ratios = [saved(record, records, "median_s") for record in line]
-            axes.plot([record["seq_len"] for record in line], ratios, marker="o", label=f"k {k:,}")
-        axes.axhline(1, color="gray", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({record["seq_len"] for record in records}))
-        number_ticks(axes.xaxis, ",.0f")
-        axes.set_xlabel("n, tokens in a sequence")
-        axes.set_title(title)
-        show_grid(axes)
-    number_ticks(panels[0].yaxis, "g", unit="×")
-    panels[0].set_ylabel("time of a Transformer over a Linformer's")
-    panels[0].legend()
-    return figure

@@ -1,4 +1,4 @@
-"""`linformer inspect`: which slots a model's heads attend to on a text, and its matrices E and F."""
+"""`linformer inspect`: which slots a model's heads attend to on a text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.modeling import LinformerModel
-from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.report.base import code, shortened, table, write_json
 from linformer_kit.report.figures import new_figure, save_figure
 
@@ -32,9 +31,7 @@ Mappings = list[Float[Tensor, "heads seq_len slots"]]  # of each layer; columns:
 
 
 def main(settings: InspectSettings) -> None:
-    """Run the model on a text; write figures and numbers, and print the numbers.
-
-    Files: `context_mapping.png`, `projections.png` (of linear projections), `inspection.md` and `inspection.json`.
+    """Run the model on a text; write `context_mapping.png`, `inspection.md` and `.json`, and print the numbers.
 
     Raises:
         InputError: for a model that is not a Linformer or has non-finite values, a text without tokens, layers or heads
@@ -46,7 +43,6 @@ def main(settings: InspectSettings) -> None:
     heads = _chosen("heads", settings.heads, model.config.num_attention_heads)
     ids = _tokens(settings.text, tokenizer, model)
     mappings = context_mappings(model, ids)
-    matrices = projection_matrices(model, layers, heads[0])
     described = ("attention", "projection", "sharing", "projected_dim", "global_tokens", "sliding_window")
     results: dict[str, Any] = {
         "command": "inspect",
@@ -63,8 +59,6 @@ def main(settings: InspectSettings) -> None:
         write_json(results, part / "inspection.json")
         write_whole(part / "inspection.md", text)
         save_figure(draw_context_mappings(results, mappings), part / "context_mapping.png")
-        if matrices:
-            save_figure(draw_projections(matrices), part / "projections.png")
     print(text)
     print(f"Saved in {settings.output_dir}")
 
@@ -72,7 +66,8 @@ def main(settings: InspectSettings) -> None:
 def _load(name: str) -> tuple[LinformerModel, PreTrainedTokenizerBase]:
     model, tokenizer = load_model(name, AutoModel, "a Linformer")
     if not isinstance(model, LinformerModel):
-        raise InputError(f"model: expected a Linformer, got {name}, a {model.config.model_type}")
+        expected = "a Linformer of this package, as `linformer convert` makes without --in_place"
+        raise InputError(f"model: expected {expected}, got {name}, a {type(model).__name__}")
     return model, tokenizer
 
 
@@ -115,28 +110,6 @@ def effective_slots(mappings: Float[Tensor, "*heads seq_len slots"]) -> Float[Te
     neighbours count as slots.
     """
     return torch.special.entr(mappings).sum(dim=-1).mean(dim=-1).exp()
-
-
-def projection_matrices(model: LinformerModel, layers: list[int], head: int) -> dict[str, np.ndarray]:
-    """E and F of some layers, `[projected_dim, seq_len]`, by name; none unless projections are linear.
-
-    With matrices for each head, that of `head`.
-    """
-    shared = model.encoder.projection
-    by_layer = {f"layer {layer}": model.encoder.projections[layer] for layer in layers}
-    matrices = {}
-    for where, module in (by_layer if shared is None else {"all layers": shared}).items():
-        if not isinstance(module, LinearProjection):
-            continue
-        for letter, parameter in (("E", module.key_projection), ("F", module.value_projection)):
-            if parameter is None:  # E = F
-                continue
-            name, matrix = f"{where} {letter}", parameter.detach()
-            if module.sharing == "none":
-                name = f"{name} head {head}"
-                matrix = matrix[head, : module.head_dims[head]]
-            matrices[name] = matrix.float().numpy()
-    return matrices
 
 
 def inspection_markdown(results: dict[str, Any]) -> str:
@@ -191,18 +164,4 @@ def draw_context_mappings(results: dict[str, Any], mappings: Mappings) -> Figure
         axis.set_xlabel("token" if full else "global tokens, slots, neighbours" if mixed else "slot")
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / len(layers)), extend="max")
     bar.set_label("attention weight, P" if full else "attention weight, P̄")
-    return figure
-
-
-def draw_projections(matrices: dict[str, np.ndarray]) -> Figure:
-    """Plot E and F as images, side by side, each with its own colour scale."""
-    columns = 2 if any(" F" in name for name in matrices) else 1
-    rows = -(-len(matrices) // columns)
-    figure, axes = new_figure((5.5 * columns, 2.9 * rows), rows, columns, squeeze=False)
-    for axis, (name, matrix) in zip(axes.flat, matrices.items(), strict=True):
-        highest = float(np.abs(matrix).max()) or 1.0
-        image = axis.imshow(matrix, aspect="auto", cmap="RdBu", vmin=-highest, vmax=highest)
-        axis.set_title(name, fontsize=10)
-        axis.set(xlabel="position", ylabel="slot")
-        figure.colorbar(image, ax=axis, label="weight")
     return figure

@@ -8,21 +8,21 @@ Axes: batch, layers, heads, rows (n), columns (n, or k slots), rank (the i-th la
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.projections import is_integer
+from linformer_kit.operator.projections import SequenceProjection, is_integer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Spectrum:
 def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> Spectrum:
     """Measure how fast the singular values of each layer's and head's context mapping decay, on real text.
 
-    The weights of all layers are held for a batch, and the sums of the curves for all batches.
+    The weights of one layer are held at a time.
 
     Args:
         model: Encoder of transformers or of this package in evaluation mode; if it is linear, P̄ is measured.
@@ -82,34 +82,48 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Te
 def _curves(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], real: Bool[Tensor, "batch rows"]
 ) -> Float[Tensor, "batch layers heads rank"]:
-    """Normalised cumulative singular values of one batch; 1 beyond the number of real tokens."""
-    with _returns_weights(model):
-        mappings = getattr(model(**inputs, output_attentions=True), "attentions", None)
-    if not mappings:
+    """Normalised cumulative singular values of one batch; 1 beyond the number of real tokens.
+
+    Forward hooks take the weights of a layer as soon as it returns them, and keep only their curves.
+    """
+    curves: list[Tensor] = []
+
+    def reduce(module: nn.Module, inputs: Any, output: Any) -> Any:
+        weights = output[-1] if isinstance(output, tuple) else None
+        if isinstance(weights, Tensor) and weights.ndim == 4:
+            curves.append(_shares(weights, real))
+            return (*output[:-1], None)
+        return output
+
+    # An attention layer returns its weights last; projections return keys and values, which also have four axes.
+    modules = [module for module in model.modules() if not isinstance(module, SequenceProjection)]
+    before = model.config._attn_implementation
+    by_request = isinstance(model.config, LinformerConfig) or before == IMPLEMENTATION
+    hooks = [module.register_forward_hook(reduce, prepend=True) for module in modules]
+    try:
+        if not by_request:  # only the eager implementation returns weights
+            model.set_attn_implementation("eager")
+        outputs = model(**inputs, output_attentions=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if not by_request:
+            model.set_attn_implementation(before)
+    if not curves or "decoder_attentions" in outputs:
         raise InputError(f"model: expected an encoder that returns attention weights, got a {model.config.model_type}")
-    curves = []
-    for layer, mapping in enumerate(mappings):
-        if not mapping.isfinite().all():
-            raise InputError(f"model: expected finite numbers, got a NaN or infinity in the attention of layer {layer}")
-        sums = singular_values(mapping.masked_fill(~real[:, None, :, None], 0.0)).cumsum(dim=-1)
-        shares = (sums / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).clamp(max=1)
-        beyond = torch.arange(sums.shape[-1]) >= real.sum(dim=1).cpu()[:, None]
-        curves.append(shares.masked_fill(beyond[:, None], 1.0))
     return torch.stack(curves, dim=1)
 
 
-@contextmanager
-def _returns_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Make attention return its weights: that of this package does if asked, others with the eager implementation."""
-    before = model.config._attn_implementation
-    if isinstance(model.config, LinformerConfig) or before == IMPLEMENTATION:
-        yield
-        return
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
+def _shares(
+    weights: Float[Tensor, "batch heads rows columns"], real: Bool[Tensor, "batch rows"]
+) -> Float[Tensor, "batch heads rank"]:
+    """Normalised cumulative singular values of one layer."""
+    if not weights.isfinite().all():
+        raise InputError("model: expected finite numbers, got a NaN or infinity in the attention weights")
+    sums = singular_values(weights.masked_fill(~real[:, None, :, None], 0.0)).cumsum(dim=-1)
+    shares = (sums / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).clamp(max=1)
+    beyond = torch.arange(sums.shape[-1]) >= real.sum(dim=1).cpu()[:, None]
+    return shares.masked_fill(beyond[:, None], 1.0)
 
 
 def singular_values(matrices: Float[Tensor, "batch heads rows columns"]) -> Float[Tensor, "batch heads rank"]:
