@@ -34,7 +34,7 @@ RESULTS = {
         "description": "13 files",
         "vocab_size": 2048,
         "seq_len": 23,
-        "train_sequences": None,
+        "train_sequences": 5003,
         "validation_sequences": 1281,
     },
     "models": {"linformer": MODEL, "full": {**MODEL, "validation_loss": 1.0}},
@@ -80,7 +80,7 @@ def test_markdown_of_pretraining_holds_the_numbers():
     assert "| Linformer | 710,528 | 20 | 2.000 | 7.4 | 1,234 |" in text
     assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
-    assert "a stream to train and 1,281 to validate" in text
+    assert "5,003 to train and 1,281 to validate" in text
 
 
 def test_losses_of_any_size_are_drawn(tmp_path):
