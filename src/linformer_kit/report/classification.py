@@ -37,7 +37,8 @@ def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
     curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
     losses = {name: points for name, points in curves.items() if " loss," in name}
     metrics = {name: points for name, points in curves.items() if name not in losses}
-    draw_curves({"loss (nats)": losses, "validation metric": metrics}, folder / "curve.png")
+    names = {name for run in results["runs"] for name in run["curve"] if not name.endswith(" loss")}
+    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(names))}": metrics}, folder / "curve.png")
     best = best_run(results)
     if best["confusion"] is not None:
         draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
