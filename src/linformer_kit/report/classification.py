@@ -50,7 +50,7 @@ def finetune_markdown(results: dict[str, Any], worst: Sequence[dict[str, Any]] =
     rows = [
         [
             str(run["seed"]),
-            *(f"{run['metrics'][name]:.4f}" for name in (*metrics, "loss")),
+            *(f"{run['metrics'][name]:.3f}" for name in (*metrics, "loss")),
             f"{run['best_updates']:,} of {run['updates']:,}",
             f"{run['seconds']:,.0f}",
         ]
@@ -58,7 +58,7 @@ def finetune_markdown(results: dict[str, Any], worst: Sequence[dict[str, Any]] =
     ]
     if len(rows) > 1:
         summary = results["summary"]
-        spread = [f"{summary[name]['mean']:.4f} ± {summary[name]['standard_deviation']:.4f}" for name in metrics]
+        spread = [f"{summary[name]['mean']:.3f} ± {summary[name]['standard_deviation']:.3f}" for name in metrics]
         rows.append(["mean ± sd", *spread, "", "", ""])
     cut = [
         f"{lost['texts']:,} {side} texts lost {lost['tokens'] / lost['of_tokens']:.1%} of all tokens"
@@ -96,7 +96,7 @@ def evaluation_markdown(results: dict[str, Any]) -> str:
     """The results of evaluation as Markdown."""
     texts = results["texts"]
     lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts.", ""]
-    lines += table(list(results["metrics"]), [[f"{value:.4f}" for value in results["metrics"].values()]])
+    lines += table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
     lines += ["", *class_table(results, texts["labels"])]
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
