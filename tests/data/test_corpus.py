@@ -51,7 +51,7 @@ def test_split_is_by_document_whole_and_of_the_asked_size(tmp_path, load):
     corpus = load("a.txt", document="line", validation_fraction=0.07, seed=3)
     assert len(corpus.validation) == 7 and len(corpus.train) == 94
     assert sorted(texts(corpus.train) + texts(corpus.validation)) == sorted(numbered(101))
-    assert corpus.train.column_names == ["text"] and not corpus.streaming
+    assert corpus.train.column_names == ["text"]
     assert corpus.description == "a.txt: 94 documents to learn from, 7 for validation"
 
 
@@ -65,10 +65,9 @@ def test_split_does_not_depend_on_the_order_but_on_the_seed(tmp_path, load):
     assert first == reordered != other
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_equal_documents_fall_on_the_same_side(tmp_path, load, streaming):
+def test_equal_documents_fall_on_the_same_side(tmp_path, load):
     write_lines(tmp_path / "a.txt", numbered(13) * 5)
-    corpus = load("a.txt", document="line", validation_fraction=0.3, streaming=streaming)
+    corpus = load("a.txt", document="line", validation_fraction=0.3)
     train, validation = texts(corpus.train), texts(corpus.validation)
     assert not set(train) & set(validation) and len(train) + len(validation) == 65
 
@@ -109,45 +108,22 @@ def test_fingerprint_changes_with_whatever_changes_the_documents(tmp_path, load)
     assert all(int(corpus.fingerprint, 16) for corpus in corpora)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_text_that_is_fetched_again_is_the_same(streaming, tmp_path, load):
+def test_text_that_is_fetched_again_is_the_same(tmp_path, load):
     """Contents and order of the files count (the order determines that of documents), not their times or paths."""
     write_lines(tmp_path / "there/a.txt", numbered(7))
     write_lines(tmp_path / "there/b.txt", numbered(5, "other"))
-    how = {"streaming": streaming, "document": "line"}
-    first = load("there", **how).fingerprint
+    first = load("there", document="line").fingerprint
     os.utime(tmp_path / "there/a.txt", ns=(1, 1))
     (tmp_path / "there").rename(tmp_path / "elsewhere")
-    assert load("elsewhere", **how).fingerprint == first
+    assert load("elsewhere", document="line").fingerprint == first
     (tmp_path / "elsewhere/a.txt").rename(tmp_path / "elsewhere/c.txt")
-    assert load("elsewhere", **how).fingerprint != first
+    assert load("elsewhere", document="line").fingerprint != first
 
 
-def test_stream_of_files_has_the_same_documents_in_another_order_each_epoch(tmp_path, load):
-    write_lines(tmp_path / "a.txt", numbered(101))
-    write_json_lines(tmp_path / "b.jsonl", numbered(53, "row"))
-    corpus = load("a.txt", "b.jsonl", document="line", streaming=True, validation_fraction=0.1)
-    assert corpus.streaming and isinstance(corpus.train, datasets.IterableDataset)
-    first = texts(corpus.train)
-    assert sorted(first + texts(corpus.validation)) == sorted(numbered(101) + numbered(53, "row"))
-    assert texts(corpus.train) == first
-    corpus.train.set_epoch(1)
-    assert texts(corpus.train) != first and sorted(texts(corpus.train)) == sorted(first)
-
-
-def test_stream_of_files_is_checked_at_once(tmp_path, load):
-    write_json_lines(tmp_path / "a.jsonl", numbered(7))
-    write_lines(tmp_path / "b.jsonl", ["{"])
-    with pytest.raises(InputError, match=r"b\.jsonl line 1: not JSON"):
-        load("a.jsonl", "b.jsonl", streaming=True)
-
-
-@pytest.mark.parametrize("streaming", [None, False])
-def test_hub_data_is_streamed_by_default_and_keeps_its_own_split(tmp_path, load, streaming):
+def test_hub_data_keeps_its_own_split(tmp_path, load):
     write_json_lines(tmp_path / "hub/train.jsonl", [*numbered(7), " "], column="body")
     write_json_lines(tmp_path / "hub/validation.jsonl", numbered(3, "held out"), column="body")
-    corpus = load(dataset_name=str(tmp_path / "hub"), text_column="body", streaming=streaming)
-    assert corpus.streaming is (streaming is None)
+    corpus = load(dataset_name=str(tmp_path / "hub"), text_column="body")
     assert sorted(texts(corpus.train)) == numbered(7) and texts(corpus.validation) == numbered(3, "held out")
     assert list(next(iter(corpus.train))) == ["text"]
 

@@ -58,7 +58,7 @@ def test_items_are_what_the_tokenizer_gives(with_types, tmp_path, monkeypatch, p
     monkeypatch.setattr(inputs, "_TOGETHER", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)
     labels = dataclasses.replace(NAMES, multi_label=multi_label)
-    items = tokenised(texts, with_types, tmp_path, labels=labels).items
+    items = tokenised(texts, with_types, tmp_path, labels=labels)[0]
     assert len(items) == len(texts)
     for index, example in enumerate(texts):
         encoded = with_types(
@@ -79,7 +79,7 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
     assert len(lost) > 2
     with caplog.at_level(logging.INFO):
         for _ in range(2):  # made, and read
-            assert tokenised(texts, tokenizer, tmp_path).cut == cut
+            assert tokenised(texts, tokenizer, tmp_path)[1] == cut
     said = (
         f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
     )
@@ -88,10 +88,10 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
 
 def test_tokens_are_made_once_for_what_they_depend_on(tokenizer, with_types, tmp_path, monkeypatch):
     texts = examples()
-    first = tokenised(texts, tokenizer, tmp_path).items
+    first = tokenised(texts, tokenizer, tmp_path)[0]
     relabelled = [dataclasses.replace(example, values=("b",), source="elsewhere") for example in texts]
     monkeypatch.setattr(inputs, "_batches", lambda *_: pytest.fail("tokenised again"))
-    again = tokenised(relabelled, tokenizer, tmp_path).items
+    again = tokenised(relabelled, tokenizer, tmp_path)[0]
     assert [item["input_ids"] for item in again] == [item["input_ids"] for item in first]
     assert again.labels.tolist() == [1] * 11
     cut_left = pickle.loads(pickle.dumps(tokenizer))

@@ -1,18 +1,15 @@
-"""Blocks of equal length, from documents in memory and from streams."""
+"""Blocks of equal length."""
 
 from __future__ import annotations
 
 import re
 
 import datasets
-import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 from linformer_cli.errors import InputError
 from linformer_kit.data import packing
-from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.packing import StreamedBlocks, pack
+from linformer_kit.data.packing import pack
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SEQ_LEN = 13
@@ -31,28 +28,13 @@ def reference(texts, tokenizer, seq_len=SEQ_LEN):
     return [[0, *stream[at : at + width]] for at in range(0, len(stream) - width + 1, width)]
 
 
-def stream_of(shards):
-    def rows(shard):
-        for texts in shard:
-            yield from ({"text": text} for text in texts)
-
-    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"shard": shards})
-
-
-def originals(item):
-    """The ids before masking."""
-    labels = item["labels"]
-    return np.where(labels == -100, item["input_ids"], labels).tolist()
-
-
-@pytest.mark.parametrize(("cached", "batch"), [(True, 1), (False, 1 << 22)])
-def test_blocks_are_the_stream_cut_with_a_start_each(documents, tokenizer, tmp_path, monkeypatch, cached, batch):
+@pytest.mark.parametrize("batch", [1, 1 << 22])
+def test_blocks_are_the_stream_cut_with_a_start_each(documents, tokenizer, tmp_path, monkeypatch, batch):
     monkeypatch.setattr(packing, "_TOKENISED_CHARACTERS", batch)
-    cache = tmp_path / "new" / "folder" if cached else None
-    blocks = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=cache, key="k", description="d")
+    blocks = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path / "new", key="k", description="d")
     assert blocks["input_ids"][:] == reference(TEXTS, tokenizer)
     assert blocks.features == {"input_ids": datasets.List(datasets.Value("int32"), length=SEQ_LEN)}
-    assert len(blocks.cache_files) == cached
+    assert len(blocks.cache_files) == 1
 
 
 def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch):
@@ -75,17 +57,4 @@ def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         pack(documents, tokenizer, seq_len=7, cache=tmp_path, key="k", description="notes.txt")
     assert list(tmp_path.iterdir()) == []
-    assert len(pack(documents, tokenizer, seq_len=6, cache=None, key="k", description="notes.txt")) == 1
-
-
-@pytest.mark.e2e
-def test_workers_share_out_the_stream(tokenizer):
-    parts = [TEXTS[part::3] for part in range(3)]
-    blocks = StreamedBlocks(
-        stream_of(parts), tokenizer, BlockMasker(tokenizer, seed=3, probability=0.15), seq_len=SEQ_LEN
-    )
-    loader = DataLoader(blocks, batch_size=None, num_workers=2)
-    got = [originals(item) for item in loader]
-    by_worker = [[text for part in parts[worker::2] for text in part] for worker in range(2)]
-    expected = [block for texts in by_worker for block in reference(texts, tokenizer)]
-    assert sorted(got) == sorted(expected)
+    assert len(pack(documents, tokenizer, seq_len=6, cache=tmp_path, key="k", description="notes.txt")) == 1

@@ -100,8 +100,7 @@ def cut_off(run: Path, copy: Path, update: int) -> Path:
 
 
 def place(run: Path, *, at_end: bool) -> int:
-    """The last update but those at the end that ends an epoch, or stands within one; a stream has no epochs, but any
-    place."""
+    """The last update, before the end of the run, that ends an epoch or is within one; any update if there is none."""
     states = (json.loads(path.read_text()) for path in run.rglob("checkpoint-*/trainer_state.json"))
     updates = [
         state["global_step"]

@@ -65,7 +65,7 @@ def check(command, cases, tmp_path: Path, processes: int, cuts: tuple[bool, ...]
         assert_equal(again / f"checkpoint-{UPDATES}", whole / f"checkpoint-{UPDATES}")
 
 
-STREAMED, SHARDED = {"streaming": "true", "validation_fraction": 0.3}, {"fully_shard": "true"}
+SHARDED = {"fully_shard": "true"}
 
 
 def test_resumed_equals_uninterrupted(command, tmp_path):
@@ -73,20 +73,18 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
     cases = [
         (("pretrain", "true", 4, 2), {}),
         (("distill", "false", 1, 0), {}),
-        (("pretrain", "false", 1, 2), STREAMED),
     ]
     check(command, cases, tmp_path, processes=1, cuts=(False,))
 
 
 @pytest.mark.slow
 def test_in_two_processes_too(command, tmp_path):
-    """A model in pieces, and a stream."""
-    cases = [(("pretrain", "true", 2, 0), SHARDED), (("pretrain", "false", 1, 0), STREAMED)]
+    """A model in pieces."""
+    cases = [(("pretrain", "true", 2, 0), SHARDED)]
     check(command, cases, tmp_path, processes=2, cuts=(False,))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "options"), [(1, {}), (2, {}), (2, SHARDED), (1, STREAMED), (2, STREAMED)])
+@pytest.mark.parametrize(("processes", "options"), [(1, {}), (2, {}), (2, SHARDED)])
 def test_in_all_cases(command, processes, options, tmp_path):
-    cases = [(case, options) for case in MATRIX if case[0] == "pretrain" or options is not STREAMED]
-    check(command, cases, tmp_path, processes)
+    check(command, [(case, options) for case in MATRIX], tmp_path, processes)

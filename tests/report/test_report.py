@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import datetime
 import json
 import math
 import re
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from linformer_kit.report.base import html_of, write_json, write_report
-from linformer_kit.report.classification import best_run, class_table, draw_confusion, shown_mistakes
+from linformer_kit.report.classification import best_run, class_table, draw_confusion, mistake_table
 from linformer_kit.report.figures import draw_curves
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
 
@@ -34,7 +35,7 @@ RESULTS = {
         "description": "13 files",
         "vocab_size": 2048,
         "seq_len": 23,
-        "train_sequences": None,
+        "train_sequences": 5003,
         "validation_sequences": 1281,
     },
     "models": {"linformer": MODEL, "full": {**MODEL, "validation_loss": 1.0}},
@@ -64,6 +65,7 @@ def test_the_page_holds_report_figures_settings_and_machine(tmp_path):
     assert write_report(RESULTS, tmp_path, markdown, draw) == (tmp_path / "metrics.md").read_text()
     page = (tmp_path / "report.html").read_text()
     assert "<title>A report</title>" in page and "linformer pretrain --config settings.yaml" in page
+    assert "linformer finetune --model MODEL" in page and datetime.date.today().isoformat() in page
     assert "seed: 3" in page and "device: a processor" in page and "<td>1.25</td>" in page
     assert "<script" not in page and page.count("&lt;script") == 2  # in the report and in the settings
     (image,) = re.findall(r'(?:src|href)="([^"]*)"', page)
@@ -80,7 +82,7 @@ def test_markdown_of_pretraining_holds_the_numbers():
     assert "| Linformer | 710,528 | 20 | 2.000 | 7.4 | 1,234 |" in text
     assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
-    assert "a stream to train and 1,281 to validate" in text
+    assert "5,003 to train and 1,281 to validate" in text
 
 
 def test_losses_of_any_size_are_drawn(tmp_path):
@@ -116,6 +118,6 @@ def test_of_many_classes_the_most_frequent_are_shown():
 
 def test_mistakes_are_cut_short_and_pairs_shown_together():
     mistake = {"text": "a|b" * 99, "text_pair": "second", "label": "x", "predicted": "y", "loss": 1.234}
-    line = shown_mistakes([mistake])[2]
+    line = mistake_table([mistake])[5]
     assert "¦" in line and "…" in line and line.endswith("| `x` | `y` | 1.23 |") and len(line) < 220
-    assert "first / second" in shown_mistakes([{**mistake, "text": "first"}])[2]
+    assert "first / second" in mistake_table([{**mistake, "text": "first"}])[5]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-import datasets
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from linformer_kit import InputError
-from linformer_kit.data.masking import BlockMasker, shuffled_blocks
-from linformer_kit.data.packing import StreamedBlocks
+from linformer_kit.data.masking import shuffled_blocks
 from linformer_kit.training import batches as training_batches
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Task
-from tests.training.conftest import SEQ_LEN, TRAIN, small_settings
+from tests.training.conftest import TRAIN, small_settings
 
 FILLER = -1
 
@@ -102,47 +100,3 @@ def test_a_place_that_is_not_in_the_data_is_refused(process, batches):
     message = f"position: expected fewer than 5 batches in an epoch, got {batches}"
     with pytest.raises(InputError, match=f"^{message}$"):
         Batches(echo(), small_settings()).updates(Position(1, batches))
-
-
-# Streams -------------------------------------------------------------------------------------------------------------
-
-
-def stream(words, folder, files: int = 3) -> Task:
-    """A task on a stream of several files."""
-    for number in range(files):
-        lines = [f"def one_{number}_{line}(): return {number + line}" for line in range(7)]
-        (folder / f"{number}.txt").write_text("\n".join(lines))
-    paths = sorted(str(path) for path in folder.glob("*.txt"))
-    documents = datasets.load_dataset("text", data_files=paths, split="train", streaming=True)
-    read = StreamedBlocks(documents, words, BlockMasker(words, seed=3, probability=0.3), seq_len=SEQ_LEN)
-    return EchoTask(None, None, train=read, validation=[], collate=torch.utils.data.default_collate)
-
-
-@pytest.mark.e2e
-def test_a_stream_goes_on_from_any_place(process, words, tmp_path):
-    process(0, 1)
-    fields = {"gradient_accumulation_steps": 2, "dataloader_num_workers": 2, "per_device_train_batch_size": 3}
-    task = stream(words, tmp_path)
-    updates = Batches(task, small_settings(**fields)).updates(Position())
-    whole = []
-    while not whole or whole[-1][2].epoch < 2:
-        update = next(updates)
-        whole.append(([batch["labels"].tolist() for batch in update.batches], update.sequences, update.position))
-    ends = [number for number, (_, _, position) in enumerate(whole) if position.batches <= 2]
-    assert ends == [0, 3, 6] and len(whole) == 7, "two whole epochs, and the beginning of a third"
-    assert whole[0][0] != whole[ends[1]][0], "new masks"
-    assert [sequences for _, sequences, _ in whole] == [sum(map(len, rows)) for rows, _, _ in whole]
-    for done in (1, ends[1], ends[1] + 1):
-        later = Batches(task, small_settings(**fields)).updates(whole[done - 1][2])
-        for expected in whole[done:]:
-            update = next(later)
-            assert ([batch["labels"].tolist() for batch in update.batches], update.sequences, update.position) == expected  # fmt: skip
-
-
-def test_an_empty_stream_is_refused(process, words, tmp_path):
-    process(0, 1)
-    task = stream(words, tmp_path, files=1)
-    (tmp_path / "0.txt").write_text("\n")
-    message = "^train_file, dataset_name: expected enough text for one sequence, got less$"
-    with pytest.raises(InputError, match=message):
-        next(Batches(task, small_settings()).updates(Position()))

@@ -99,7 +99,6 @@ class CorpusSettings(DocumentSettings, TrainingTextSettings):
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
     split_seed: Texts[Seed | None] = None  # Seed of the validation split; default: seed.
-    streaming: Texts[bool | None] = None  # Read text during training, without a cache; default: only for hub data.
 
 
 @settings

@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
-from datasets import Dataset, Features, IterableDataset
+from datasets import Dataset
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import CorpusSettings, names_only
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.files import TextFiles, find_files, standard_library
-from linformer_kit.data.read import Documents, check_columns, load_hub, read_documents
-from linformer_kit.data.split import held_out, hold_out_of_stream
-
-# Enough for a stable validation loss, and few enough to keep in memory.
-STREAM_VALIDATION_DOCUMENTS = 1000
-# Size of the shuffle buffer of a stream, in documents; small, since a document may be a whole book.
-STREAM_SHUFFLE_DOCUMENTS = 256
+from linformer_kit.data.read import check_columns, load_hub, read_documents
+from linformer_kit.data.split import held_out
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
 _TOGETHER = 64  # documents in a batch
@@ -31,25 +25,20 @@ _TOGETHER = 64  # documents in a batch
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents for training and validation."""
+    """Documents for training and validation, memory-mapped, in the single column `text`."""
 
-    train: Documents  # one column, `text`, and one row per document
-    validation: Documents
+    train: Dataset
+    validation: Dataset
     description: str  # source and numbers of documents in one line, for logs and reports
     fingerprint: str  # hash of the texts, the document rule and the validation split
-    streaming: bool  # whether the documents are read during training
 
 
 def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
-    """Find, check, read and split the text of a corpus.
-
-    Files are read once into a memory-mapped cache. With `streaming`, files are read once to check them, and documents
-    are read again during training, with a shuffle buffer of `STREAM_SHUFFLE_DOCUMENTS`; at most
-    `STREAM_VALIDATION_DOCUMENTS` are used for validation.
+    """Find, check, read and split the text of a corpus; files are read once, into a cache.
 
     Args:
         settings: Source of the text and document rule.
-        seed: Seed of the validation split and of the order of a stream.
+        seed: Seed of the validation split.
 
     Raises:
         InputError: The settings contradict each other, or the text is missing or not readable.
@@ -58,36 +47,30 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
         raise InputError("train_file and dataset_name are both given; expected one of them")
     if settings.dataset_config_name and not settings.dataset_name:
         raise InputError("dataset_config_name is given without dataset_name; expected both or neither")
-    streaming = settings.dataset_name is not None if settings.streaming is None else settings.streaming
-    validation: Documents | None = None
+    validation: Dataset | None = None
+    source: Any
     if settings.dataset_name:
         name = settings.dataset_name
-        train, validation, source = _of_hub(settings, name, streaming)
+        train, validation, source = _of_hub(settings, name)
     else:
         files = _text_files(settings, "train_file") if settings.train_file else standard_library()
         name, source = files.name, [files.fingerprint()]
-        train = _of_files(files, source[0], settings, streaming)
+        train = _of_files(files, source[0], settings)
     choice: Any
     if settings.validation_file:
         files = _text_files(settings, "validation_file")
         choice = files.fingerprint()
-        validation = _of_files(files, choice, settings, streaming)
+        validation = _of_files(files, choice, settings)
     elif validation is not None:
         choice = "validation split"
     else:
         choice = [settings.validation_fraction, seed]
         train, validation = _split(train, name, fraction=settings.validation_fraction, seed=seed)
     for documents, side in ((train, "training"), (validation, "validation")):
-        if next(iter(documents), None) is None:
-            advice = "; give --validation_file, or another --validation_fraction" if streaming else ""
-            raise InputError(f"{name}: expected documents for {side}, got none{advice}")
-    if streaming:
-        train = train.shuffle(seed=seed, buffer_size=STREAM_SHUFFLE_DOCUMENTS)
-        validation = validation.take(STREAM_VALIDATION_DOCUMENTS)
-        counts = "streamed"
-    else:
-        counts = f"{len(train)} documents to learn from, {len(validation)} for validation"
-    return Corpus(train, validation, f"{name}: {counts}", content_hash([source, choice]), streaming)
+        if not len(documents):
+            raise InputError(f"{name}: expected documents for {side}, got none")
+    description = f"{name}: {len(train)} documents to learn from, {len(validation)} for validation"
+    return Corpus(train, validation, description, content_hash([source, choice]))
 
 
 def texts_of(documents: Dataset) -> Iterator[str]:
@@ -95,18 +78,16 @@ def texts_of(documents: Dataset) -> Iterator[str]:
     return (text for batch in documents.iter(batch_size=_TOGETHER) for text in batch["text"])
 
 
-def _split(documents: Documents, name: str, *, fraction: float, seed: int) -> tuple[Documents, Documents]:
-    if isinstance(documents, IterableDataset):
-        return hold_out_of_stream(documents, fraction=fraction, seed=seed)
+def _split(documents: Dataset, name: str, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     texts = tqdm(texts_of(documents), total=len(documents), desc="Splitting", unit=" documents", delay=2)
     advice = ", or smaller documents by --document line or blank_line"
     held = held_out(texts, fraction=fraction, seed=seed, name=name, advice=advice)
     return documents.select(np.flatnonzero(~held)), documents.select(np.flatnonzero(held))
 
 
-def _of_hub(settings: CorpusSettings, name: str, streaming: bool) -> tuple[Documents, Documents | None, list[Any]]:
+def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None, list[Any]]:
     """Training documents, validation documents (None without such a split), and what the source depends on."""
-    splits = load_hub(name, settings.dataset_config_name, streaming=streaming)
+    splits = load_hub(name, settings.dataset_config_name)
     if "train" not in splits:
         raise InputError(f"dataset_name {name}: expected a split 'train', got {', '.join(map(repr, splits))}")
     column = settings.text_column
@@ -114,17 +95,14 @@ def _of_hub(settings: CorpusSettings, name: str, streaming: bool) -> tuple[Docum
     validation = None
     if "validation" in splits:
         validation = _text_rows(splits["validation"], column, source=f"dataset_name {name} validation")
-    version = None if streaming else train._fingerprint
-    return train, validation, [name, settings.dataset_config_name, column, version]
+    return train, validation, [name, settings.dataset_config_name, column, train._fingerprint]
 
 
-def _text_rows(rows: Documents, column: str, *, source: str) -> Documents:
+def _text_rows(rows: Dataset, column: str, *, source: str) -> Dataset:
     """Non-blank documents with the single column `text`."""
-    # A stream without a declared schema has column names only in its rows.
-    check_columns(source, {"text_column": column}, rows.column_names or list(next(iter(rows), {})))
-    declared = rows.features[column] if rows.features else None
-    if declared is not None and getattr(declared, "dtype", None) not in ("string", "large_string"):
-        raise InputError(f"{source}: column {column!r} is {declared}; expected strings")
+    check_columns(source, {"text_column": column}, rows.column_names)
+    if getattr(rows.features[column], "dtype", None) not in ("string", "large_string"):
+        raise InputError(f"{source}: column {column!r} is {rows.features[column]}; expected strings")
     rows = rows.select_columns([column])
     if column != "text":
         rows = rows.rename_column(column, "text")
@@ -141,19 +119,9 @@ def _text_files(settings: CorpusSettings, field: str) -> TextFiles:
     return TextFiles(" ".join(names_only(patterns)), paths, document=settings.document, column=settings.text_column)
 
 
-def _of_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, streaming: bool) -> Documents:
-    if streaming:
-        for _ in _batches(files):
-            pass  # find unreadable text now, not after hours of training
-        arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
-        # `datasets` splits arguments that are lists among data loader workers, here file by file.
-        return IterableDataset.from_generator(_rows, features=Features.from_arrow_schema(_SCHEMA), gen_kwargs=arguments)
+def _of_files(files: TextFiles, fingerprint: str, settings: CorpusSettings) -> Dataset:
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
     return cached_dataset(path, _SCHEMA, lambda: _batches(files))
-
-
-def _rows(paths: list[Path], document: str, column: str) -> Iterator[dict[str, str]]:
-    return ({"text": text} for text in read_documents(paths, document=document, column=column))
 
 
 def _batches(files: TextFiles) -> Iterator[pyarrow.RecordBatch]:

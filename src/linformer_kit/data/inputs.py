@@ -101,20 +101,16 @@ def grouped_by_length(
     return [*map(int, np.concatenate(pools)), *[FILLER] * (-len(lengths) % multiple)]
 
 
-@dataclass(frozen=True)
-class LabelledInputs:
-    """Inputs with their labels."""
-
-    items: LabelledItems  # in the order of the texts
-    cut: dict[str, int]  # truncated `texts`, their removed `tokens`, and all tokens before truncation (`of_tokens`)
-
-
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
-) -> LabelledInputs:
+) -> tuple[LabelledItems, dict[str, int]]:
     """Tokenise labelled texts, each into one window, and log how many are truncated.
 
     The tokens are in the folder `cache`, shared by all processes and later runs; `columns` and `name` are for messages.
+
+    Returns:
+        The items in the order of the texts, and how much was truncated: `texts`, their removed `tokens`, and all tokens
+        before truncation (`of_tokens`).
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].window
@@ -139,7 +135,7 @@ def labelled_inputs(
             f"{cut['tokens']:,}",
             f"{cut['of_tokens']:,}",
         )
-    return LabelledInputs(items, cut)
+    return items, cut
 
 
 def _batches(

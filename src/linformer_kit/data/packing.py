@@ -6,9 +6,7 @@ chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chu
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
-import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -38,8 +35,6 @@ from linformer_kit.files.writing import whole_folder
 
 logger = logging.getLogger(__name__)
 
-# Documents of a stream that a tokenizer is trained on.
-STREAM_TOKENIZER_DOCUMENTS = 10_000
 # Part of the name of each cached file: increase it when the same documents give other blocks.
 _FORMAT_VERSION = 1
 # Characters per call of the tokenizer: enough to use all cores, with bounded memory.
@@ -52,7 +47,7 @@ class MaskedText:
 
     corpus: Corpus
     tokenizer: PreTrainedTokenizerFast
-    train: MaskedBlocks | StreamedBlocks
+    train: MaskedBlocks
     validation: MaskedBlocks  # the same at each evaluation
     validation_blocks: Dataset  # before masking
 
@@ -68,20 +63,19 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
     if tokenizer is None:
         tokenizer = _trained_tokenizer(settings, corpus)
     masks = BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
-    cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"
 
     def packed(documents: Dataset, side: str) -> Dataset:
-        key = f"{side} {corpus.fingerprint}"
-        return pack(documents, tokenizer, seq_len=seq_len, cache=cache, key=key, description=f"{side} text")
+        return pack(
+            documents,
+            tokenizer,
+            seq_len=seq_len,
+            cache=cache_folder(settings.cache_dir) / "blocks",
+            key=f"{side} {corpus.fingerprint}",
+            description=f"{side} text",
+        )
 
-    train: MaskedBlocks | StreamedBlocks
-    if corpus.streaming:
-        held_out = Dataset.from_list(list(corpus.validation))
-        train = StreamedBlocks(corpus.train, tokenizer, masks, seq_len=seq_len)
-    else:
-        held_out = corpus.validation
-        train = MaskedBlocks(packed(corpus.train, "training"), masks)
-    validation_blocks = packed(held_out, "validation")
+    train = MaskedBlocks(packed(corpus.train, "training"), masks)
+    validation_blocks = packed(corpus.validation, "validation")
     validation = MaskedBlocks(validation_blocks, masks)
     if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
         raise InputError(
@@ -92,11 +86,8 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
 
 
 def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on the corpus, from the cache if it is there; of a stream on its first documents."""
+    """A tokenizer trained on the corpus, from the cache if it is there."""
     vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
-    if corpus.streaming:
-        texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
-        return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
     folder = cache_folder(settings.cache_dir) / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
     if folder.exists():
         try:
@@ -114,7 +105,7 @@ def pack(
     tokenizer: PreTrainedTokenizerFast,
     *,
     seq_len: int,
-    cache: Path | None,
+    cache: Path,
     key: str,
     description: str,
 ) -> Dataset:
@@ -124,7 +115,7 @@ def pack(
         documents: Data set with a column `text`.
         tokenizer: Has a start and an end token.
         seq_len: Length of a block in tokens, start token included.
-        cache: Folder for the blocks, which are then memory-mapped; None keeps them in memory.
+        cache: Folder for the blocks, which are memory-mapped.
         key: Identifies the documents: equal keys mean equal documents.
         description: For the progress bar and errors.
 
@@ -150,40 +141,8 @@ def pack(
                 f"max_position_embeddings {seq_len}"
             )
 
-    if cache is None:
-        return Dataset(pyarrow.Table.from_batches(batches()))
     name = content_hash([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
     return cached_dataset(cache / f"{name}.arrow", schema, batches)
-
-
-class StreamedBlocks(torch.utils.data.IterableDataset):
-    """The blocks of a stream of documents, packed and masked while they are read.
-
-    The files of the stream are split among the data loader workers, each of which packs its own. Workers beyond the
-    number of files get none. The arguments are those of `pack`, and what masks the blocks.
-    """
-
-    def __init__(
-        self, documents: IterableDataset, tokenizer: PreTrainedTokenizerFast, masks: BlockMasker, *, seq_len: int
-    ) -> None:
-        self._documents, self._tokenizer, self._masks, self._seq_len = documents, tokenizer, masks, seq_len
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides masks and shuffling, also in workers that are already running."""
-        self._documents.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        epoch = self._documents.epoch
-        worker = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        if worker is not None:
-            # Threads of a forked tokenizer can deadlock, and the workers already run in parallel.
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        # `datasets` splits the stream among workers only when it is iterated row by row.
-        texts = (row["text"] for row in self._documents)
-        packed = (block for group in blocks(texts, self._tokenizer, self._seq_len) for block in group)
-        for count, block in enumerate(packed):
-            yield self._masks(block, epoch=epoch, index=first + count * step)
 
 
 def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:

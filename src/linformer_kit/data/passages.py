@@ -58,7 +58,7 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     validation: Passages | Texts
     if packing:
         names = ("train_file", "validation_file", "text_column", "document", "validation_fraction", "cache_dir")
-        source = CorpusSettings(**{name: getattr(settings, name) for name in names}, streaming=False)
+        source = CorpusSettings(**{name: getattr(settings, name) for name in names})
         corpus = load_corpus(source, seed=settings.seed)
         sides, kind, fingerprint = (corpus.train, corpus.validation), "documents", corpus.fingerprint
         name = corpus.description.rpartition(": ")[0]

@@ -33,11 +33,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, tee
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.parquet
-from datasets import ClassLabel, Dataset, IterableDataset, load_dataset
+from datasets import ClassLabel, Dataset, load_dataset
 
 from linformer_cli.errors import InputError, input_errors
 
@@ -46,7 +46,6 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
 Text = tuple[str, str | None]  # a text, and the second text of a pair
-Documents: TypeAlias = Dataset | IterableDataset
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +133,10 @@ def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -
             yield from ((text, None) for text in RULES[document](path) if text.strip())
 
 
-def load_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[str, Documents]:
+def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
     """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it."""
     with input_errors(f"dataset_name {name}"):
-        return load_dataset(name, config, streaming=streaming)
+        return load_dataset(name, config)
 
 
 def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *, numbered: bool) -> Iterator[Row]:

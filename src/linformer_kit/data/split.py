@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
-from datasets import IterableDataset
 from jaxtyping import Bool
 
 from linformer_cli.errors import InputError
 
-_HASH_BYTES = 8
-
 
 def text_rank(text: str, *, seed: int) -> int:
     """A pseudo-random 64-bit number that depends on the text and the seed alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES, key=str(seed).encode())
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode())
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -40,17 +36,3 @@ def held_out(
         )
     count = max(1, round(fraction * len(ranks)))
     return ranks <= min(np.sort(ranks)[count - 1], different[-2])
-
-
-def hold_out_of_stream(
-    documents: IterableDataset, *, fraction: float, seed: int
-) -> tuple[IterableDataset, IterableDataset]:
-    """Training and validation documents of a stream: about `fraction` of them, below a threshold rank, are held out."""
-    threshold = int(fraction * 2 ** (8 * _HASH_BYTES))
-    sides = (partial(_is_below, threshold=threshold, seed=seed, below=below) for below in (False, True))
-    train, validation = (documents.filter(side, input_columns="text") for side in sides)
-    return train, validation
-
-
-def _is_below(text: str, *, threshold: int, seed: int, below: bool) -> bool:
-    return (text_rank(text, seed=seed) < threshold) is below

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import math
 import re
@@ -17,6 +18,18 @@ from markupsafe import Markup
 
 from linformer_kit.files.runs import PAGE
 from linformer_kit.files.writing import write_whole
+
+_CAPTIONS = {
+    "perplexity": "Perplexity on the masked tokens of the validation text, by update; lower is better.",
+    "curve": "Training and validation measures, by update.",
+    "confusion": "Validation texts of each class (rows) by predicted class (columns).",
+}
+_NEXT_COMMANDS = {
+    "pretrain": "linformer finetune --model MODEL --train_file reviews.csv --output_dir my-classifier",
+    "finetune": "linformer predict MODEL new-texts.csv --output answers.jsonl",
+    "evaluate": "linformer predict MODEL new-texts.csv --output answers.jsonl",
+    "distill": "linformer embed MODEL texts.jsonl --output vectors.npy",
+}
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -53,10 +66,12 @@ def write_report(
         title=text.partition("\n")[0].removeprefix("# "),
         body=html_of(text),
         figures=[
-            {"caption": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}
+            {"caption": _CAPTIONS.get(path.stem, path.stem), "data": base64.b64encode(path.read_bytes()).decode()}
             for path in sorted(folder.glob("*.png"))
         ],
         command=results["command"],
+        next_command=_NEXT_COMMANDS[results["command"]],
+        date=datetime.date.today().isoformat(),
         settings=_yaml(results["settings"]),
         environment=_yaml({name: results[name] for name in ("environment", "versions") if name in results}),
     )

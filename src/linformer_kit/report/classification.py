@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import code, shortened, table, write_report
 from linformer_kit.report.figures import draw_curves, new_figure, save_figure
 
+_MISTAKES = "mistakes.jsonl"
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
 _LABEL_CHARACTERS = 30
@@ -20,8 +22,14 @@ _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limi
 
 
 def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`; return the Markdown."""
-    return write_report(results, folder, finetune_markdown, _draw_finetune)
+    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`; return the Markdown.
+
+    The worst mistakes are those of `mistakes.jsonl` in the same folder, if it is there.
+    """
+    path = folder / _MISTAKES
+    lines = path.read_text(encoding="utf-8").split("\n")[:_SHOWN_MISTAKES] if path.exists() else []
+    worst = [json.loads(line) for line in lines if line]
+    return write_report(results, folder, partial(finetune_markdown, worst=worst), _draw_finetune)
 
 
 def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
@@ -29,19 +37,20 @@ def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
     curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
     losses = {name: points for name, points in curves.items() if " loss," in name}
     metrics = {name: points for name, points in curves.items() if name not in losses}
-    draw_curves({"loss (nats)": losses, "validation metric": metrics}, folder / "curve.png")
+    names = {name for run in results["runs"] for name in run["curve"] if not name.endswith(" loss")}
+    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(names))}": metrics}, folder / "curve.png")
     best = best_run(results)
     if best["confusion"] is not None:
         draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
 
 
-def finetune_markdown(results: dict[str, Any]) -> str:
-    """The results of fine-tuning as Markdown."""
+def finetune_markdown(results: dict[str, Any], worst: Sequence[dict[str, Any]] = ()) -> str:
+    """The results of fine-tuning and the worst mistakes as Markdown."""
     model, texts, metrics, best = results["model"], results["texts"], results["metrics"], best_run(results)
     rows = [
         [
             str(run["seed"]),
-            *(f"{run['metrics'][name]:.4f}" for name in (*metrics, "loss")),
+            *(f"{run['metrics'][name]:.3f}" for name in (*metrics, "loss")),
             f"{run['best_updates']:,} of {run['updates']:,}",
             f"{run['seconds']:,.0f}",
         ]
@@ -49,7 +58,7 @@ def finetune_markdown(results: dict[str, Any]) -> str:
     ]
     if len(rows) > 1:
         summary = results["summary"]
-        spread = [f"{summary[name]['mean']:.4f} ± {summary[name]['standard_deviation']:.4f}" for name in metrics]
+        spread = [f"{summary[name]['mean']:.3f} ± {summary[name]['standard_deviation']:.3f}" for name in metrics]
         rows.append(["mean ± sd", *spread, "", "", ""])
     cut = [
         f"{lost['texts']:,} {side} texts lost {lost['tokens'] / lost['of_tokens']:.1%} of all tokens"
@@ -67,6 +76,7 @@ def finetune_markdown(results: dict[str, Any]) -> str:
         + (f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated."),
         "",
         *class_table(best, texts["labels"]),
+        *mistake_table(worst),
     ]
     return "\n".join(lines) + "\n"
 
@@ -86,12 +96,11 @@ def evaluation_markdown(results: dict[str, Any]) -> str:
     """The results of evaluation as Markdown."""
     texts = results["texts"]
     lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts.", ""]
-    lines += table(list(results["metrics"]), [[f"{value:.4f}" for value in results["metrics"].values()]])
+    lines += table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
     lines += ["", *class_table(results, texts["labels"])]
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
-    if results["mistakes"]:
-        lines += ["", "The worst mistakes:", "", *shown_mistakes(results["mistakes"])]
+    lines += mistake_table(results["mistakes"])
     return "\n".join(lines) + "\n"
 
 
@@ -115,10 +124,10 @@ def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
     return table(["class", "precision", "recall", "F1", "texts"], rows) + more
 
 
-def write_mistakes(found: Sequence[dict[str, Any]], folder: Path) -> None:
+def write_mistakes(mistakes: Sequence[dict[str, Any]], folder: Path) -> None:
     """Write `mistakes.jsonl`, one mistake per line."""
-    lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in found)
-    write_whole(folder / "mistakes.jsonl", "".join(lines))
+    lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in mistakes)
+    write_whole(folder / _MISTAKES, "".join(lines))
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
@@ -144,8 +153,10 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     save_figure(figure, path)
 
 
-def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The worst mistakes as lines of a Markdown table."""
+def mistake_table(worst: Sequence[dict[str, Any]]) -> list[str]:
+    """The first mistakes, which are the worst, as lines of a Markdown table; nothing without mistakes."""
+    if not worst:
+        return []
     rows = [
         [
             code(shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
@@ -153,6 +164,6 @@ def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
             code(str(mistake["predicted"])),
             f"{mistake['loss']:.2f}",
         ]
-        for mistake in found[:_SHOWN_MISTAKES]
+        for mistake in worst[:_SHOWN_MISTAKES]
     ]
-    return table(["text", "class", "predicted", "loss (nats)"], rows)
+    return ["", "The worst mistakes:", "", *table(["text", "class", "predicted", "loss (nats)"], rows)]

@@ -27,12 +27,11 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         size = [_LABELS[name], f"{model['parameters']:,}", f"{model['updates']:,}"]
         rows.append([*size, f"{loss:.3f}", _perplexity(loss), f"{speed:,.0f}" if speed else ""])
     header = ["model", "parameters", "updates", "validation loss (nats)", "perplexity", "training tokens/s"]
-    train = corpus["train_sequences"]
     lines = [
         "# Pretraining",
         "",
         f"Corpus: {corpus['description']}. Vocabulary {corpus['vocab_size']:,}; "
-        f"sequences of {corpus['seq_len']} tokens, {'a stream' if train is None else f'{train:,}'} to train and "
+        f"sequences of {corpus['seq_len']} tokens, {corpus['train_sequences']:,} to train and "
         f"{corpus['validation_sequences']:,} to validate.",
         "",
         *table(header, rows),

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import TrainingSettings
@@ -47,18 +46,17 @@ class Batches:
         self._together = self._size * self._processes
         self._accumulation = settings.gradient_accumulation_steps
         self._loading = _loading(task, settings)
-        self.streaming = isinstance(task.train_items, IterableDataset)
         # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
         self._multiple = self._together if self._processes > 1 else 1
 
     @functools.cached_property
     def in_epoch(self) -> int:
-        """Forward passes in an epoch; not for streams."""
+        """Forward passes in an epoch."""
         return -(-len(self._keys(0)) // self._together)
 
     @property
     def updates_in_epoch(self) -> int:
-        """Updates in an epoch, of which the last may have fewer forward passes; not for streams."""
+        """Updates in an epoch, of which the last may have fewer forward passes."""
         return -(-self.in_epoch // self._accumulation)
 
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
@@ -67,13 +65,13 @@ class Batches:
         Raises:
             InputError: for a position outside the data.
         """
-        if not self.streaming and start.batches >= self.in_epoch:
+        if start.batches >= self.in_epoch:
             raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
-        return self._of_stream(start) if self.streaming else self._of_items(start)
+        return self._of_items(start)
 
     def epochs(self, position: Position) -> float:
-        """Epochs done, with a fraction; for streams whole epochs only."""
-        return position.epoch + (0 if self.streaming else position.batches / self.in_epoch)
+        """Epochs done, with a fraction."""
+        return position.epoch + position.batches / self.in_epoch
 
     def _keys(self, epoch: int) -> list[Any]:
         return self._task.order(epoch, together=self._together, multiple=self._multiple)
@@ -97,25 +95,6 @@ class Batches:
             done = start.batches if epoch == start.epoch else 0
             for place in range(done * self._together + self._rank * self._size, len(keys), self._together):
                 yield keys[place : place + self._size]
-
-    def _of_stream(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        stream: Any = self._task.train_items
-        loader: Any = DataLoader(stream, batch_size=self._size, **self._loading)
-        if self._processes > 1:  # one process reads and sends each process its part
-            loader = stream = prepare_data_loader(
-                loader, PartialState().device, self._processes, self._rank, put_on_device=True, dispatch_batches=True
-            )  # its set_epoch is the one that counts
-        for epoch in itertools.count(start.epoch):
-            stream.set_epoch(epoch)
-            done = start.batches if epoch == start.epoch else 0
-            batches = itertools.islice(iter(loader), done, None)
-            read = done
-            while group := list(itertools.islice(batches, self._accumulation)):
-                read += len(group)
-                rows = sum(len(next(iter(batch.values()))) for batch in group)
-                yield UpdateBatches(group, rows * self._processes, Position(epoch, read))
-            if not read:
-                raise InputError("train_file, dataset_name: expected enough text for one sequence, got less")
 
 
 def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:

@@ -21,7 +21,7 @@ from linformer_cli.errors import DivergedError, InputError, input_errors
 from linformer_cli.settings import FinetuneSettings, check_model_is_kept, recorded_name
 from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Labels
-from linformer_kit.data.inputs import LabelledInputs, labelled_inputs
+from linformer_kit.data.inputs import LabelledItems, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.files.manifest import read_json
@@ -50,8 +50,9 @@ class _Task:
     texts: LabelledTexts  # without the training texts, to save memory
     metric: str  # selects the best checkpoint
     tokenizer: PreTrainedTokenizerBase
-    train: LabelledInputs
-    validation: LabelledInputs
+    train: LabelledItems
+    validation: LabelledItems
+    cut: dict[str, dict[str, int]]  # what `labelled_inputs` truncated, of training and validation
 
 
 @callers_random_state()
@@ -80,14 +81,14 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     model: PreTrainedModel | None
     model, tokenizer = load_encoder(settings, texts.labels, seed=(seeds or settings.seeds)[0])
     with run.process.local_main_process_first():  # the others read its cache
-        train, validation = _inputs(settings, texts, tokenizer)
+        train, validation, cut = _inputs(settings, texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
         "model_fingerprint": fingerprint(model.base_model, without=random_weights(model)),
     }
     metric = settings.metric_for_best_model or texts.metrics[0]
     texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
-    task = _Task(settings, texts, metric, tokenizer, train, validation)
+    task = _Task(settings, texts, metric, tokenizer, train, validation, cut)
     run.settings = dataclasses.replace(settings, seeds=[*done, *seeds])
     results = _results(run, task, model, runs)
     run.open({"texts": texts.description}, fingerprints)
@@ -133,15 +134,15 @@ def load_encoder(
 
 def _inputs(
     settings: FinetuneSettings, texts: LabelledTexts, tokenizer: PreTrainedTokenizerBase
-) -> tuple[LabelledInputs, LabelledInputs]:
-    """Training and validation inputs."""
+) -> tuple[LabelledItems, LabelledItems, dict[str, dict[str, int]]]:
+    """Training and validation inputs, and what was truncated of each."""
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
     cache = cache_folder(settings.cache_dir) / "labelled"
-    train, validation = (
+    (train, train_cut), (validation, validation_cut) = (
         labelled_inputs(examples, texts.labels, texts.columns, encoder, cache=cache, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
-    return train, validation
+    return train, validation, {"train": train_cut, "validation": validation_cut}
 
 
 def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
@@ -153,16 +154,16 @@ def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
     weights = None
     if settings.class_weight == "balanced":
-        weights = balanced_weights(torch.tensor(task.train.items.labels.tolist()), len(labels.names))
+        weights = balanced_weights(torch.tensor(task.train.labels.tolist()), len(labels.names))
     # From short to long, so that batches need little padding.
-    order = np.argsort(task.validation.items.lengths, kind="stable")
+    order = np.argsort(task.validation.lengths, kind="stable")
     model.config.trained_columns = dataclasses.asdict(task.texts.columns)
     texts_in_pass = settings.per_device_train_batch_size * run.process.num_processes
     classification = Classification(
         model,
         task.tokenizer,
-        train=task.train.items,
-        validation=task.validation.items.select(order),
+        train=task.train,
+        validation=task.validation.select(order),
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=seed,
         metrics=metrics,
@@ -219,10 +220,10 @@ def _results(run: Run, task: _Task, model: PreTrainedModel, runs: list[dict[str,
             "description": texts.description,
             "labels": list(texts.labels.names),
             "multi_label": texts.labels.multi_label,
-            "train": len(task.train.items),
-            "validation": len(task.validation.items),
+            "train": len(task.train),
+            "validation": len(task.validation),
             "max_length": task.tokenizer.model_max_length,
-            "cut": {"train": task.train.cut, "validation": task.validation.cut},
+            "cut": task.cut,
         },
         metrics=list(texts.metrics),
         metric_for_best_model=task.metric,
@@ -243,7 +244,7 @@ def _write(results: dict[str, Any], folder: Path) -> None:
 def _write_mistakes(task: _Task, logits: np.ndarray, folder: Path) -> None:
     labels = task.texts.labels
     answers = answers_of(logits, multi_label=labels.multi_label)
-    write_mistakes(mistakes(logits, answers, task.validation.items.labels, task.texts.validation, labels), folder)
+    write_mistakes(mistakes(logits, answers, task.validation.labels, task.texts.validation, labels), folder)
 
 
 def _earlier_runs(path: Path) -> list[dict[str, Any]]:

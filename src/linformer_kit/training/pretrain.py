@@ -12,7 +12,6 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, set_seed
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ModelSettings, PretrainSettings, check_model_is_kept
-from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
     end_token_id,
@@ -69,7 +68,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "fingerprint": corpus.fingerprint,
             "vocab_size": vocabulary_size(tokenizer),
             "seq_len": settings.model.max_position_embeddings,
-            "train_sequences": len(data.train) if isinstance(data.train, MaskedBlocks) else None,
+            "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
         models={settings.model.attention: _train(run, settings, data, model)},

@@ -132,8 +132,6 @@ class Run:
         check_made_from(self.folder / RUN_MARK, self._resumed, {"global_batch_size": self._global_batch_size})
         free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change}
         now = _flat(dataclasses.asdict(self.settings))
-        if now.get("streaming") or now.get("dataset_name"):
-            free.discard("dataloader_num_workers")  # workers share the files of a stream, so it changes the order
         fixed = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
         check_made_from(
             path, _flat(self._resumed["settings"]), fixed, f"; --config {path} gives the same settings again"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Batch = dict[str, Tensor]
@@ -19,7 +19,7 @@ class Task(nn.Module):
     Args:
         model: The model to train.
         tokenizer: Saved with the model.
-        train: Training items: a data set indexed by the keys of `order`, or a stream that is read in its own order.
+        train: Training items: a data set indexed by the keys of `order`.
         validation: Validation items, measured in this order.
         collate: Turns a list of items into a batch.
 
@@ -39,7 +39,7 @@ class Task(nn.Module):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        train: Dataset | IterableDataset,
+        train: Dataset,
         validation: Sequence[Any],
         collate: Callable[[list[Any]], Mapping[str, Tensor]],
     ) -> None:

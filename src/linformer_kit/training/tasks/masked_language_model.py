@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
-from linformer_kit.data.packing import StreamedBlocks
 from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
 from linformer_kit.training.tasks.base import Batch, Task
 
@@ -34,7 +33,7 @@ class MaskedLanguageModel(Task):
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        train: Masked blocks, or a stream of them.
+        train: Masked blocks.
         validation: Masked blocks for validation.
         seq_len: Tokens in a block.
         seed: Seed of the order, and of the numbers of slots that are drawn.
@@ -49,7 +48,7 @@ class MaskedLanguageModel(Task):
         model: LinformerForMaskedLM,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        train: MaskedBlocks | StreamedBlocks,
+        train: MaskedBlocks,
         validation: MaskedBlocks,
         seq_len: int,
         seed: int,
