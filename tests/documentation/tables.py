@@ -14,16 +14,10 @@ NOT_RUN = {
         "pip install -r requirements-dev.txt": _INSTALLS,
         "pytest -n 2": "it is running",
     },
-    "efficiency.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
-    "parallel.md": {
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
-        "examples/sequence_parallel.py": _MACHINES,
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
-        "examples/sequence_parallel.py 8": _MACHINES,
-    },
+    "speed.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "linearize.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
@@ -45,10 +39,9 @@ GIVEN = {
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
-    "parallel.md": ("examples/sequence_parallel.py",),
+    "paper.md": ("roberta-base", "articles"),
     "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
-    "training.md": ("notes",),
-    "theory.md": ("roberta-base", "articles"),
+    "training.md": ("notes", "examples/sequence_parallel.py"),
 }  # fmt: skip
 
 # Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
@@ -76,13 +69,13 @@ OPTIONS = {
 IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
     "README.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
-    "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
+    "training.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
 }
 
 # What a block that is a part of a program presumes, by page.
 PRESUMED = {
-    "parallel.md": """
+    "training.md": """
 import torch
 import torch.distributed as dist
 import linformer_kit as lk

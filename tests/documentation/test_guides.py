@@ -9,8 +9,7 @@ from tests.conftest import slow_but
 from tests.documentation.pages import PAGES, steps
 
 QUICK = ("convert.md", "how-it-works.md", "operator.md", "python.md", "training.md")
-# Pages of results show how they were made; their commands are parsed by `test_tables`.
-GUIDES = [page for page in PAGES if page != "README.md" and not page.endswith("-results.md") and steps(page)]
+GUIDES = [page for page in PAGES if page != "README.md" and steps(page)]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:flex_attention called without")]
 
