@@ -24,7 +24,7 @@ NOT_RUN = {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
         "examples/sequence_parallel.py 8": _MACHINES,
     },
-    "linearize.md": {
+    "quickstart.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
     "training.md": {
@@ -35,8 +35,7 @@ NOT_RUN = {
 
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
-    "README.md": ("sentence-transformers/all-MiniLM-L6-v2", "reviews.csv", "new-reviews.csv"),
-    "convert.md": ("FacebookAI/roberta-base", "my-bert", "my-transformer", "linformer_roberta_base.pt", "article.txt"),
+    "README.md": ("sentence-transformers/all-MiniLM-L6-v2",),
     "export.md": ("my-classifier", "reviews.csv"),
     "finetuning.md": (
         "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
@@ -46,7 +45,11 @@ GIVEN = {
         "examples/images.py",
     ),
     "parallel.md": ("examples/sequence_parallel.py",),
-    "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
+    "pretraining.md": (
+        "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "my-bert", "my-transformer",
+        "linformer_roberta_base.pt",
+    ),
+    "quickstart.md": ("sentence-transformers/all-MiniLM-L6-v2",),
     "training.md": ("notes",),
     "theory.md": ("roberta-base", "articles"),
 }  # fmt: skip
@@ -75,7 +78,11 @@ OPTIONS = {
 # Numbers that are replaced in blocks of Python, by page.
 IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
-    "README.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
+    "README.md": {
+        'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
+        'sharing="layerwise"': 'sharing="layerwise", num_hidden_layers=2, hidden_size=24, vocab_size=1009',
+    },
+    "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoModel, AutoTokenizer
 
 from tests.conftest import slow_but
 from tests.documentation.pages import PAGES, steps
 
-QUICK = ("convert.md", "how-it-works.md", "operator.md", "python.md", "training.md")
+QUICK = ("how-it-works.md", "operator.md", "python.md", "training.md")
 # Pages of results show how they were made; their commands are parsed by `test_tables`.
 GUIDES = [page for page in PAGES if page != "README.md" and not page.endswith("-results.md") and steps(page)]
 
@@ -17,9 +16,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:flex_attention
 
 def test_readme(read):
     read("README.md")
-    model, tokenizer = AutoModel.from_pretrained("long-minilm"), AutoTokenizer.from_pretrained("long-minilm")
-    assert model.config.model_type == "linearized" and tokenizer.model_max_length == 4096
-    assert model(**tokenizer("a " * 1009, return_tensors="pt")).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("page", slow_but(QUICK, GUIDES))
