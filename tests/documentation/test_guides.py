@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from tests.conftest import slow_but
@@ -9,7 +11,11 @@ from tests.documentation.pages import PAGES, steps
 
 QUICK = ("how-it-works.md", "operator.md", "python.md", "training.md")
 # Pages of results show how they were made; their commands are parsed by `test_tables`.
-GUIDES = [page for page in PAGES if page != "README.md" and not page.endswith("-results.md") and steps(page)]
+GUIDES = [
+    page
+    for page in PAGES
+    if page not in ("README.md", "export.md") and not page.endswith("-results.md") and steps(page)
+]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:flex_attention called without")]
 
@@ -21,3 +27,10 @@ def test_readme(read):
 @pytest.mark.parametrize("page", slow_but(QUICK, GUIDES))
 def test_guide(page, read):
     read(page)
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page_answers_with_names_of_classes(read):
+    read("export.md")
+    answer = runpy.run_path("serve.py")["answer"]("the film was good")
+    assert answer.keys() == {"bad", "good"} and sum(answer.values()) == pytest.approx(1)
