@@ -69,28 +69,46 @@ def time_saved(folder: str) -> tuple[list[int], list[float]]:
     return sorted(ours), [full[n] / ours[n] for n in sorted(ours)]
 
 
+def draw_attention(axes: Axes) -> None:
+    """Full attention above, equation 7 below."""
+    attention(axes, 5.3, slots=False)
+    attention(axes, 0, slots=True)
+    axes.set_xlim(-0.1, 13.8)
+    axes.set_ylim(-2.6, 7.8)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def draw_times(axes: Axes) -> None:
+    """The time that a Linformer saves, by length."""
+    for label, folder in TIMES:
+        axes.plot(*time_saved(folder), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    number_ticks(axes.xaxis, ",.0f")
+    number_ticks(axes.yaxis, "g", unit="×")
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("n, tokens in a sequence", fontsize=8)
+    axes.set_ylabel("time of full attention (SDPA) over the Linformer's", fontsize=8)
+    axes.set_title(f"Encoder 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
+    show_grid(axes)
+    axes.legend(fontsize=8)
+
+
 def linformer(path: Path) -> None:
     """Equation 7 beside full attention, and the time that it saves."""
     figure, (diagram, times) = new_figure((10, 4.2), columns=2)
     diagram.get_gridspec().set_width_ratios([1.3, 1])
-    attention(diagram, 5.3, slots=False)
-    attention(diagram, 0, slots=True)
-    diagram.set_xlim(-0.1, 13.8)
-    diagram.set_ylim(-2.6, 7.8)
-    diagram.set_aspect("equal")
-    diagram.axis("off")
-    for label, folder in TIMES:
-        times.plot(*time_saved(folder), marker="o", label=label)
-    times.set_xscale("log", base=2)
-    times.set_yscale("log", base=2)
-    number_ticks(times.xaxis, ",.0f")
-    number_ticks(times.yaxis, "g", unit="×")
-    times.tick_params(labelsize=8)
-    times.set_xlabel("n, tokens in a sequence", fontsize=8)
-    times.set_ylabel("time of full attention (RobertaModel, SDPA) over the Linformer's", fontsize=8)
-    times.set_title(f"One encoder, 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
-    show_grid(times)
-    times.legend(fontsize=8)
+    draw_attention(diagram)
+    draw_times(times)
+    save_figure(figure, path)
+
+
+def linformer_for_phones(path: Path) -> None:
+    """The same, one below the other, with letters that can be read on a narrow screen."""
+    figure, (diagram, times) = new_figure((4.4, 7.4), rows=2)
+    draw_attention(diagram)
+    draw_times(times)
     save_figure(figure, path)
 
 
@@ -131,4 +149,5 @@ def visible(path: Path) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
     linformer(folder / "linformer.png")
+    linformer_for_phones(folder / "linformer-tall.png")
     visible(folder / "visible.png")
