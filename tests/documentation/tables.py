@@ -80,7 +80,7 @@ IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
     "README.md": {
         'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
-        'sharing="layerwise"': 'sharing="layerwise", num_hidden_layers=2, hidden_size=24, vocab_size=1009',
+        "projected_dim=256)\nmodel": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009)\nmodel",
     },
     "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
