@@ -95,24 +95,17 @@ def draw_times(axes: Axes) -> None:
     axes.legend(fontsize=8)
 
 
-def linformer(path: Path) -> None:
-    """Equation 7 beside full attention, and the time that it saves."""
-    figure, (diagram, times) = new_figure((10, 4.2), columns=2)
-    diagram.get_gridspec().set_width_ratios([1.3, 1])
+def linformer(path: Path, *, tall: bool = False) -> None:
+    """Equation 7 beside full attention, and the time that it saves; tall: one below the other, for phones."""
+    figure, (diagram, times) = new_figure((4.4, 7.4), rows=2) if tall else new_figure((10, 4.2), columns=2)
+    if not tall:
+        diagram.get_gridspec().set_width_ratios([1.3, 1])
     draw_attention(diagram)
     draw_times(times)
     save_figure(figure, path)
 
 
-def linformer_for_phones(path: Path) -> None:
-    """The same, one below the other, with letters that can be read on a narrow screen."""
-    figure, (diagram, times) = new_figure((4.4, 7.4), rows=2)
-    draw_attention(diagram)
-    draw_times(times)
-    save_figure(figure, path)
-
-
-def visible(path: Path) -> None:
+def visible(path: Path, *, tall: bool = False) -> None:
     """What each token sees: with full attention, through slots, and with neighbours and a global token beside them."""
     n, slots, window = 24, 6, 5
     each = n // slots
@@ -124,7 +117,7 @@ def visible(path: Path) -> None:
         f"{slots} slots\neach the mean of {each} tokens",
         f"{slots} slots, {window} neighbours, 1 global token",
     )
-    figure, panels = new_figure((10, 4.2), columns=3, sharey=True)
+    figure, panels = new_figure((4.4, 13), rows=3) if tall else new_figure((10, 4.2), columns=3)
     blues = colormaps["Blues"]
     for panel, title, exact in zip(panels, titles, (np.ones((n, n)), np.zeros((n, n)), own), strict=True):
         blurred = np.where(tokens // each % 2, 0.35, 0.2)[None].repeat(n, axis=0)
@@ -133,7 +126,7 @@ def visible(path: Path) -> None:
         panel.set_yticks([])
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("keys and values (tokens)", fontsize=8)
-    panels[0].set_ylabel("queries (tokens)", fontsize=8)
+        panel.set_ylabel("queries (tokens)", fontsize=8)
     figure.legend(
         handles=[
             Patch(color=blues(1 / 1.2), label="seen exactly"),
@@ -148,6 +141,6 @@ def visible(path: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
-    linformer(folder / "linformer.png")
-    linformer_for_phones(folder / "linformer-tall.png")
-    visible(folder / "visible.png")
+    for draw in (linformer, visible):
+        draw(folder / f"{draw.__name__}.png")
+        draw(folder / f"{draw.__name__}-tall.png", tall=True)

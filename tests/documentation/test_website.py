@@ -97,7 +97,7 @@ def test_the_pictures_show_the_measured_times(tmp_path, drawn):
         }
         lengths, saved = draw.time_saved(folder)
         assert saved == pytest.approx([times[n, "roberta", None] / times[n, "linformer", 256] for n in lengths])
-    draw.linformer(tmp_path / "linformer.png")
-    draw.linformer_for_phones(tmp_path / "linformer-tall.png")
-    draw.visible(tmp_path / "visible.png")
+    for tall in (False, True):
+        draw.linformer(tmp_path / f"linformer-{tall}.png", tall=tall)
+        draw.visible(tmp_path / f"visible-{tall}.png", tall=tall)
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 10_000
