@@ -36,9 +36,9 @@ NOT_RUN = {
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
     "README.md": ("sentence-transformers/all-MiniLM-L6-v2",),
-    "export.md": ("my-classifier", "reviews.csv"),
+    "export.md": ("my-classifier",),
     "finetuning.md": (
-        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
+        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
@@ -63,7 +63,6 @@ OPTIONS = {
     "linformer pretrain": _PRETRAIN,
     "torchrun --standalone --nproc-per-node 8 -m linformer_kit pretrain": f"{_PRETRAIN} --train_file notes",
     "linformer finetune": "--num_train_epochs 1 --max_train_samples 8",
-    "linformer finetune --model my-model --task": "--data_dir tasks --seeds 1",
     "linformer distill": (
         "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --max_eval_samples 4 "
         "--per_device_train_batch_size 2"
