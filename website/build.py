@@ -240,7 +240,7 @@ class _Links(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        self.links |= {value for name in ("href", "src") if (value := values.get(name))}
+        self.links |= {value for name in ("href", "src", "srcset") if (value := values.get(name))}
         self.anchors |= {value for name in ("id", "name") if (value := values.get(name))}
 
 

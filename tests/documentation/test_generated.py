@@ -15,7 +15,7 @@ _QUALITY, _COST = "documents-minilm-4096_xeon-2-cores_202611", "documents-minilm
 _METHODS = {
     "the original, first 512 tokens only": "cut",
     "the original, average over pieces of 512": "pieces",
-    "the original, full attention over all tokens": "stretched",
+    "the original, full attention, positions repeated": "stretched",
     "linear, not trained": "linearised",
     "linear, with the adapter": "student",
 }
