@@ -17,10 +17,10 @@ NOT_RUN = {
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
-    "speed.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
-    "linearize.md": {
+    "quickstart.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
+    "speed.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "training.md": {
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m linformer_kit pretrain "
         "--output_dir /shared/run": _MACHINES,
@@ -29,18 +29,21 @@ NOT_RUN = {
 
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
-    "README.md": ("sentence-transformers/all-MiniLM-L6-v2", "reviews.csv", "new-reviews.csv"),
-    "convert.md": ("FacebookAI/roberta-base", "my-bert", "my-transformer", "linformer_roberta_base.pt", "article.txt"),
-    "export.md": ("my-classifier", "reviews.csv"),
+    "README.md": ("sentence-transformers/all-MiniLM-L6-v2",),
+    "export.md": ("my-classifier",),
     "finetuning.md": (
-        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
+        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
     "paper.md": ("roberta-base", "articles"),
-    "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
+    "pretraining.md": (
+        "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "my-bert", "my-transformer",
+        "linformer_roberta_base.pt",
+    ),
+    "quickstart.md": ("sentence-transformers/all-MiniLM-L6-v2",),
     "training.md": ("notes", "examples/sequence_parallel.py"),
 }  # fmt: skip
 
@@ -53,7 +56,6 @@ OPTIONS = {
     "linformer pretrain": _PRETRAIN,
     "torchrun --standalone --nproc-per-node 8 -m linformer_kit pretrain": f"{_PRETRAIN} --train_file notes",
     "linformer finetune": "--num_train_epochs 1 --max_train_samples 8",
-    "linformer finetune --model my-model --task": "--data_dir tasks --seeds 1",
     "linformer distill": (
         "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --max_eval_samples 4 "
         "--per_device_train_batch_size 2"
@@ -68,7 +70,11 @@ OPTIONS = {
 # Numbers that are replaced in blocks of Python, by page.
 IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
-    "README.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
+    "README.md": {
+        'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
+        "projected_dim=256)\nmodel": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009)\nmodel",
+    },
+    "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "training.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
 }

@@ -59,11 +59,16 @@ def linearize(
 ) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
-    This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
-    subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
-    loads like any other. Layers that have a sliding window of their own are unchanged. W_K is applied to the keys
-    before E, so the cheaper order of multiplications is available only in the models of this package (`linformer
-    convert`).
+    This supports encoders that use transformers' attention interface. Models of these types are tested, with as many
+    slots as tokens, to keep their outputs: `albert`, `bert`, `camembert`, `clip_vision_model`, `data2vec-text`, `deit`,
+    `dinov2`, `distilbert`, `electra`, `ernie`, `eurobert`, `layoutlm`, `mobilebert`, `modernbert`, `roberta`,
+    `siglip_vision_model`, `vit`, `xlm-roberta`. Quality was measured with MiniLM. Decoders, encoders with a decoder,
+    and models with attention code of their own (MPNet, DeBERTa, XLNet, Longformer) raise an error.
+
+    The model is changed in-place and becomes a subclass of its class (such as `LinearBertForMaskedLM`) with its own
+    configuration and model type; it saves and loads like any other. Layers that have a sliding window of their own are
+    unchanged. W_K is applied to the keys before E, so the cheaper order of multiplications is available only in the
+    models of this package (`linformer convert`).
 
     With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
     change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.
