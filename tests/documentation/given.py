@@ -139,7 +139,6 @@ def _images(path: Path) -> None:
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
-    "roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "distilbert/distilroberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "sentence-transformers/all-MiniLM-L6-v2": _minilm,
     "my-bert": _encoder("BertForPreTraining"),

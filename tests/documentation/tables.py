@@ -38,7 +38,7 @@ GIVEN = {
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
-    "paper.md": ("roberta-base", "articles"),
+    "paper.md": ("FacebookAI/roberta-base", "articles"),
     "pretraining.md": (
         "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "my-bert", "my-transformer",
         "linformer_roberta_base.pt",

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import slow_but
 from tests.documentation.pages import PAGES, steps
 
-QUICK = ("how-it-works.md", "operator.md", "python.md", "training.md")
+QUICK = ("how-it-works.md", "operator.md", "python.md")
 GUIDES = [page for page in PAGES if page not in ("README.md", "export.md") and steps(page)]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:flex_attention called without")]
