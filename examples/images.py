@@ -7,6 +7,9 @@ each pixel a token, so n is 65 with the class token. `linear` has it linearised 
 of 4 pixels of a row, 8 exact neighbours (in the order of the pixels, row by row), and the class token for all. `made
 linear` is the trained full one, linearised and trained for a fifth of the epochs more.
 
+Results (benchmarks/images_xeon-2-cores_202611/images.json), accuracy over three seeds: full attention 96.2 %, linear
+from the start 96.6 %, made linear 35.5 %, and after 12 more epochs 96.7 %.
+
 Last, the time of an untrained ViT of base size for one image, at two sizes. What the results have already is kept.
 """
 

@@ -1,7 +1,7 @@
 """Theorems 1 and 2 of the paper, tried on random attention and on that of a trained encoder.
 
 The paper (sections 3 and 4): P is near a matrix of rank k = O(log n), found by a random projection R (Theorem 1), and
-with random E and F k need not even grow with n (Theorem 2). docs/theory.md says where its proofs fail. Here their
+with random E and F k need not even grow with n (Theorem 2). docs/paper.md says where its proofs fail. Here their
 constructions are run: the error by k, beside the best matrix of rank k (SVD), means of windows (pooling) and
 two outputs that need no attention at all (0, and the mean of V).
 

@@ -3,7 +3,7 @@
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
 `docs/`, `benchmarks/`, `reproduce/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become
 pages with the outputs that are stored in them. Three pages are generated: the reference of the public API (from
-docstrings), that of the commands (from their parsers), and a gallery of all pictures with their commands. Warnings of
+docstrings), that of the commands (from their parsers), and a gallery of pictures. Warnings of
 the build are errors, and so is a link to a page, a heading or a file that is not on the site.
 """
 
@@ -14,7 +14,6 @@ import html.parser
 import io
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +58,82 @@ TOPICS = {
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),
 }
+# Pictures of the gallery, best first: file in benchmarks/, page with its command, what is seen.
+GALLERY = (
+    (
+        "documents-minilm-4096_xeon-2-cores_202611/documents.png",
+        "docs/linearize.md",
+        "Ways to embed long texts with MiniLM. Averaged pieces (`pieces`) and linear attention (`linearised`, and "
+        "`student` with the adapter) find sentences late in a text and hidden numbers. Truncation (`cut`) and "
+        "full attention with repeated positions (`stretched`) lose them. Below on the right: the time of full "
+        "attention grows fastest.",
+    ),
+    (
+        "forward-bfloat16_epyc-2-cores_202611/table3_figure2.png",
+        "docs/speed.md",
+        "Inference on a CPU with AVX-512. The time per token of a Linformer stays the same up to 65,536 tokens, "
+        "that of full attention grows (left). The middle and the right show the time and memory saved, beside the "
+        "paper's figures.",
+    ),
+    (
+        "forward-and-training-float32_zen3-2-cores_202611/table3_figure2.png",
+        "docs/speed.md",
+        "Inference (above) and training (below) on a CPU with AVX2.",
+    ),
+    (
+        "forward-accelerator_h100_202611/table3_figure2.png",
+        "docs/speed.md",
+        "Inference on a GPU, an H100. Full attention is a fused kernel today, so less time is saved than in the paper.",
+    ),
+    (
+        "systems-bfloat16_epyc-2-cores_202611/table1.png",
+        "docs/speed.md",
+        "Time per token of the paper's Table 1, of Longformer, and of other Linformers in PyTorch. All efficient "
+        "encoders were disturbed at 16,384 tokens.",
+    ),
+    (
+        "figure3_h100_202611/figure3.png",
+        "docs/learning.md",
+        "Pretraining, as in Figure 3 of the paper: perplexity by the number of slots (a, b), by sharing (c) and "
+        "by length (d). In (e) neighbours and dynamic slots come close to the Transformer.",
+    ),
+    (
+        "learning_epyc-2-cores_202611/learning.png",
+        "docs/learning.md",
+        "From above: how E and F should start; a convolution closes most of the gap to the Transformer; in equal "
+        "time, few dynamic slots are level with it at 512 tokens and ahead of it at 2,048.",
+    ),
+    (
+        "learning-neighbours_zen4-2-cores_202611/learning.png",
+        "docs/learning.md",
+        "Beside a convolution and dynamic slots, exact neighbours hardly matter.",
+    ),
+    (
+        "table2-minilm_zen4-2-cores_202611/table2.png",
+        "docs/learning.md",
+        "Fine-tuned on the paper's tasks, MiniLM and its linear version are equally accurate; both are better "
+        "than a classifier by words alone.",
+    ),
+    (
+        "distill-minilm_zen4-2-cores_202611/curve.png",
+        "docs/linearize.md",
+        "Distillation of a linear MiniLM: the error of its hidden states falls, and its embeddings come closer to "
+        "the original's.",
+    ),
+    (
+        "figure1_xeon-2-cores_202611/figure1.png",
+        "docs/paper.md",
+        "Spectra of attention, Figure 1 of the paper: how much of the sum of singular values the largest ones "
+        "have, by layer, with trained and with random weights. On the right by head: dark ones are not of low "
+        "rank.",
+    ),
+    (
+        "theorems_xeon-2-cores_202611/theorems.png",
+        "docs/paper.md",
+        "Theorems 1 and 2 tried: the errors of the proofs' construction (red) stay above those of the best matrix "
+        "of rank k (black) and of pooling (blue).",
+    ),
+)
 
 
 def write_pages() -> None:
@@ -83,6 +158,7 @@ def copy_pages() -> None:
         else:
             shutil.copy(source, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
+    shutil.copy(ROOT / "website" / "site.css", PAGES)
     for page in (PAGES / "docs").glob("*.md"):
         page.write_text(page.read_text(encoding="utf-8").replace("](../README.md", "](../index.md"), encoding="utf-8")
 
@@ -134,27 +210,24 @@ def help_of(name: str) -> str:
 
 
 def write_gallery() -> None:
-    """One page of all pictures of `benchmarks/`, each with what it answers and its results, which name the command."""
-    table = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    rows = [line.strip(" |").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    lines = [
-        "# Gallery",
-        "",
-        "The pictures that the commands drew for [Results by processor](../benchmarks/README.md).",
-    ]
-    for folder in sorted({path.parent for path in ROOT.glob("benchmarks/*/*.png")}):
-        page, answers = next(
-            (link, row[-1])
-            for row in rows
-            for link in re.findall(r"\]\(([^)]+)\)", row[0])
-            if link.startswith(f"{folder.name}/")
-        )
-        lines += ["", f"## {folder.name.replace('_', ', ')}", "", f"{answers[0].upper()}{answers[1:]}.", ""]
-        lines += [
-            f"![{path.stem.replace('_', ' ')}](../{path.relative_to(ROOT)})\n" for path in sorted(folder.glob("*.png"))
-        ]
-        lines += [f"[Results and command](../benchmarks/{page})"]
+    """One page of pictures with what is seen on each, and links to its results and its page."""
+    lines = ["# Gallery", "", "All [results](../benchmarks/README.md) have tables, and many of them a picture."]
+    for picture, page, caption in GALLERY:
+        folder = picture.partition("/")[0]
+        results = "metrics.md" if folder.startswith("distill") else f"{Path(picture).stem}.md"
+        lines += ["", f"![{caption.partition('.')[0]}](../benchmarks/{picture})", "", caption]
+        lines += [f"([results](../benchmarks/{folder}/{results}), [page](../{page}))"]
     (PAGES / "reference" / "gallery.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def settings() -> str:
+    """The settings of the site, with a link to the repository where a workflow of GitHub builds it."""
+    text = (ROOT / "website" / "zensical.toml").read_text(encoding="utf-8")
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    if repository is None:
+        return text
+    address = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    return text.replace("[project]\n", f'[project]\nrepo_url = "{address}"\nrepo_name = "{repository}"\n', 1)
 
 
 class _Links(html.parser.HTMLParser):
@@ -167,7 +240,7 @@ class _Links(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        self.links |= {value for name in ("href", "src") if (value := values.get(name))}
+        self.links |= {value for name in ("href", "src", "srcset") if (value := values.get(name))}
         self.anchors |= {value for name in ("id", "name") if (value := values.get(name))}
 
 
@@ -196,7 +269,7 @@ def broken_links(site: Path) -> list[str]:
 
 def main() -> None:
     write_pages()
-    shutil.copy(ROOT / "website" / "zensical.toml", BUILD)
+    (BUILD / "zensical.toml").write_text(settings(), encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=BUILD, check=False)
     broken = [] if done.returncode else broken_links(SITE)
     for line in broken:

@@ -69,32 +69,43 @@ def time_saved(folder: str) -> tuple[list[int], list[float]]:
     return sorted(ours), [full[n] / ours[n] for n in sorted(ours)]
 
 
-def linformer(path: Path) -> None:
-    """Equation 7 beside full attention, and the time that it saves."""
-    figure, (diagram, times) = new_figure((10, 4.2), columns=2)
-    diagram.get_gridspec().set_width_ratios([1.3, 1])
-    attention(diagram, 5.3, slots=False)
-    attention(diagram, 0, slots=True)
-    diagram.set_xlim(-0.1, 13.8)
-    diagram.set_ylim(-2.6, 7.8)
-    diagram.set_aspect("equal")
-    diagram.axis("off")
+def draw_attention(axes: Axes) -> None:
+    """Full attention above, equation 7 below."""
+    attention(axes, 5.3, slots=False)
+    attention(axes, 0, slots=True)
+    axes.set_xlim(-0.1, 13.8)
+    axes.set_ylim(-2.6, 7.8)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def draw_times(axes: Axes) -> None:
+    """The time that a Linformer saves, by length."""
     for label, folder in TIMES:
-        times.plot(*time_saved(folder), marker="o", label=label)
-    times.set_xscale("log", base=2)
-    times.set_yscale("log", base=2)
-    number_ticks(times.xaxis, ",.0f")
-    number_ticks(times.yaxis, "g", unit="×")
-    times.tick_params(labelsize=8)
-    times.set_xlabel("n, tokens in a sequence", fontsize=8)
-    times.set_ylabel("time of full attention (RobertaModel, SDPA) over the Linformer's", fontsize=8)
-    times.set_title(f"One encoder, 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
-    show_grid(times)
-    times.legend(fontsize=8)
+        axes.plot(*time_saved(folder), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    number_ticks(axes.xaxis, ",.0f")
+    number_ticks(axes.yaxis, "g", unit="×")
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("n, tokens in a sequence", fontsize=8)
+    axes.set_ylabel("time of full attention (SDPA) over the Linformer's", fontsize=8)
+    axes.set_title(f"Encoder 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
+    show_grid(axes)
+    axes.legend(fontsize=8)
+
+
+def linformer(path: Path, *, tall: bool = False) -> None:
+    """Equation 7 beside full attention, and the time that it saves; tall: one below the other, for phones."""
+    figure, (diagram, times) = new_figure((4.4, 7.4), rows=2) if tall else new_figure((10, 4.2), columns=2)
+    if not tall:
+        diagram.get_gridspec().set_width_ratios([1.3, 1])
+    draw_attention(diagram)
+    draw_times(times)
     save_figure(figure, path)
 
 
-def visible(path: Path) -> None:
+def visible(path: Path, *, tall: bool = False) -> None:
     """What each token sees: with full attention, through slots, and with neighbours and a global token beside them."""
     n, slots, window = 24, 6, 5
     each = n // slots
@@ -106,7 +117,7 @@ def visible(path: Path) -> None:
         f"{slots} slots\neach the mean of {each} tokens",
         f"{slots} slots, {window} neighbours, 1 global token",
     )
-    figure, panels = new_figure((10, 4.2), columns=3, sharey=True)
+    figure, panels = new_figure((4.4, 13), rows=3) if tall else new_figure((10, 4.2), columns=3)
     blues = colormaps["Blues"]
     for panel, title, exact in zip(panels, titles, (np.ones((n, n)), np.zeros((n, n)), own), strict=True):
         blurred = np.where(tokens // each % 2, 0.35, 0.2)[None].repeat(n, axis=0)
@@ -115,7 +126,7 @@ def visible(path: Path) -> None:
         panel.set_yticks([])
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("keys and values (tokens)", fontsize=8)
-    panels[0].set_ylabel("queries (tokens)", fontsize=8)
+        panel.set_ylabel("queries (tokens)", fontsize=8)
     figure.legend(
         handles=[
             Patch(color=blues(1 / 1.2), label="seen exactly"),
@@ -130,5 +141,6 @@ def visible(path: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
-    linformer(folder / "linformer.png")
-    visible(folder / "visible.png")
+    for draw in (linformer, visible):
+        draw(folder / f"{draw.__name__}.png")
+        draw(folder / f"{draw.__name__}-tall.png", tall=True)

@@ -19,7 +19,6 @@ from sentence_transformers.models import Pooling, Transformer
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.data.tokenizer import train_tokenizer
-from tests.conftest import write_tasks
 from tests.documentation.pages import ROOT
 from tests.reference import fairseq_linformer
 
@@ -63,10 +62,6 @@ def _articles_in_lines(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(31, 331, seed=1)))
 
 
-def _article(path: Path) -> None:
-    path.write_text(texts(1, 331)[0])
-
-
 def _parquet(path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": texts(31, 331)}), path)
 
@@ -74,11 +69,6 @@ def _parquet(path: Path) -> None:
 def _reviews(path: Path) -> None:
     rows = (f"{text},{('bad', 'good')[number % 2]}" for number, text in enumerate(texts(41, 23, seed=len(path.name))))
     path.write_text("text,label\n" + "".join(f"{row}\n" for row in rows))
-
-
-def _tasks(folder: Path) -> None:
-    folder.mkdir()
-    write_tasks(folder)
 
 
 def _tokenizer() -> transformers.PreTrainedTokenizerFast:
@@ -149,7 +139,6 @@ def _images(path: Path) -> None:
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
-    "roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "distilbert/distilroberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "sentence-transformers/all-MiniLM-L6-v2": _minilm,
     "my-bert": _encoder("BertForPreTraining"),
@@ -161,12 +150,10 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "articles.jsonl": _articles_in_lines,
     "books": _text_files,
     "notes": _text_files,
-    "article.txt": _article,
     "corpus.parquet": _parquet,
     "reviews.csv": _reviews,
     "more-reviews.csv": _reviews,
     "new-reviews.csv": _reviews,
-    "tasks": _tasks,
     "examples/images.py": _images,
     "examples/sequence_parallel.py": _example,
 }

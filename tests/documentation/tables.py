@@ -14,19 +14,13 @@ NOT_RUN = {
         "pip install -r requirements-dev.txt": _INSTALLS,
         "pytest -n 2": "it is running",
     },
-    "efficiency.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
-    "parallel.md": {
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
-        "examples/sequence_parallel.py": _MACHINES,
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
-        "examples/sequence_parallel.py 8": _MACHINES,
-    },
-    "linearize.md": {
+    "quickstart.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
+    "speed.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "training.md": {
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m linformer_kit pretrain "
         "--output_dir /shared/run": _MACHINES,
@@ -35,20 +29,22 @@ NOT_RUN = {
 
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
-    "README.md": ("sentence-transformers/all-MiniLM-L6-v2", "reviews.csv", "new-reviews.csv"),
-    "convert.md": ("FacebookAI/roberta-base", "my-bert", "my-transformer", "linformer_roberta_base.pt", "article.txt"),
-    "export.md": ("my-classifier", "reviews.csv"),
+    "README.md": ("sentence-transformers/all-MiniLM-L6-v2",),
+    "export.md": ("my-classifier",),
     "finetuning.md": (
-        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
+        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
-    "parallel.md": ("examples/sequence_parallel.py",),
-    "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
-    "training.md": ("notes",),
-    "theory.md": ("roberta-base", "articles"),
+    "paper.md": ("FacebookAI/roberta-base", "articles"),
+    "pretraining.md": (
+        "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "my-bert", "my-transformer",
+        "linformer_roberta_base.pt",
+    ),
+    "quickstart.md": ("sentence-transformers/all-MiniLM-L6-v2",),
+    "training.md": ("notes", "examples/sequence_parallel.py"),
 }  # fmt: skip
 
 # Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
@@ -60,7 +56,6 @@ OPTIONS = {
     "linformer pretrain": _PRETRAIN,
     "torchrun --standalone --nproc-per-node 8 -m linformer_kit pretrain": f"{_PRETRAIN} --train_file notes",
     "linformer finetune": "--num_train_epochs 1 --max_train_samples 8",
-    "linformer finetune --model my-model --task": "--data_dir tasks --seeds 1",
     "linformer distill": (
         "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --max_eval_samples 4 "
         "--per_device_train_batch_size 2"
@@ -75,14 +70,18 @@ OPTIONS = {
 # Numbers that are replaced in blocks of Python, by page.
 IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
-    "README.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
-    "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
+    "README.md": {
+        'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
+        "projected_dim=256)\nmodel": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009)\nmodel",
+    },
+    "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
+    "training.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
 }
 
 # What a block that is a part of a program presumes, by page.
 PRESUMED = {
-    "parallel.md": """
+    "training.md": """
 import torch
 import torch.distributed as dist
 import linformer_kit as lk

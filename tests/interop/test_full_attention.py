@@ -45,7 +45,7 @@ def test_every_weight_is_kept_and_only_e_and_f_are_new(tmp_path):
 
 
 def test_from_python_by_the_configuration(tmp_path):
-    """Stated in docs/convert.md: the same model as by conversion."""
+    """The same model as by conversion."""
     transformer(tmp_path)
     fields = {"projected_dim": 7, "sharing": "none", "projection_initializer": "shifted_pooling"}
     converted = load(tmp_path, **fields).state_dict()

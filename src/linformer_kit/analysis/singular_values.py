@@ -175,7 +175,7 @@ def choose_projected_dims(spectrum: Spectrum, *, energy: float | None = None, bu
         InputError: unless exactly one of energy and budget is given and in range.
 
     Source: the allocation is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
-    was worse than the same k everywhere, when measured (docs/theory.md).
+    was worse than the same k everywhere, when measured (docs/learning.md).
     """
     if (energy is None) == (budget is None):
         raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")

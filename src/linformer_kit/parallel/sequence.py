@@ -63,7 +63,7 @@ class SequenceParallel:
         parallel.reduce_gradients()
 
     The losses of the processes add up to the loss of one process. For DistributedDataParallel, add a dimension to the
-    mesh and pass its process group to the wrapped model (docs/parallel.md).
+    mesh and pass its process group to the wrapped model (docs/training.md).
 
     Args:
         model: A LinformerModel, or one for masked language modelling, sequence or token classification.

@@ -1,0 +1,50 @@
+"""Tables of the pages that are made of several results, or of code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+from transformers import PreTrainedConfig
+
+from linformer_kit import LinformerConfig
+from tests.documentation.pages import PAGES, ROOT
+
+_QUALITY, _COST = "documents-minilm-4096_xeon-2-cores_202611", "documents-minilm-bfloat16_xeon-2-cores_202611"
+_METHODS = {
+    "the original, first 512 tokens only": "cut",
+    "the original, average over pieces of 512": "pieces",
+    "the original, full attention, positions repeated": "stretched",
+    "linear, not trained": "linearised",
+    "linear, with the adapter": "student",
+}
+
+
+def _records(folder: str, name: str, measured: str) -> list[dict]:
+    content = json.loads((ROOT / "benchmarks" / folder / "documents.json").read_text(encoding="utf-8"))
+    return [each for each in content["records"] if (each["name"], each["measured"]) == (name, measured)]
+
+
+def _row(title: str, name: str) -> str:
+    times = {each["precision"]: each["median_s"] for each in _records(_COST, name, "cost") if each["n"] == 4096}
+    late = [each["recall@1"] for each in _records(_QUALITY, name, "late_sentence") if each["position"] != "0–512"]
+    (hidden,) = (each["recall@1"] for each in _records(_QUALITY, name, "passkey") if each["n"] == 4096)
+    cells = [f"{1e3 * times[precision]:,.0f} ms" for precision in ("float32", "bfloat16")]
+    cells += [f"{share:.1%}" for share in (sum(late) / len(late), hidden)]
+    return f"| {title} | {' | '.join(cells)} |"
+
+
+def test_the_table_of_the_readme_is_that_of_the_results():
+    shown = [line for line in PAGES["README.md"].read_text(encoding="utf-8").splitlines() if "%" in line]
+    assert shown == [_row(title, name) for title, name in _METHODS.items()]
+
+
+def test_the_table_of_the_configuration_has_its_fields_and_defaults():
+    page = PAGES["python.md"].read_text(encoding="utf-8")
+    table = re.search(r"<!-- fields of LinformerConfig -->(.*?)<!-- end -->", page, re.DOTALL)
+    shown = re.findall(r"^\| `(\w+)` \| (\S+) \|", table[1], re.MULTILINE)
+    inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    names = [field.name for field in dataclasses.fields(LinformerConfig) if field.name not in inherited]
+    config = LinformerConfig()
+    assert sorted(shown) == sorted((name, str(getattr(config, name))) for name in names)
