@@ -240,7 +240,7 @@ def test_a_fairseq_file_is_the_one_pickle_and_runs_nothing(tmp_path, capsys):
             error = outcome(capsys, ["convert", path, tmp_path / "out"])
             assert error.endswith("its pickle is broken or holds disallowed objects"), error
         path.write_bytes(pickle.dumps(content))
-        assert "expected a pickle of tensors" in outcome(capsys, ["convert", path, tmp_path / "out"])
+        assert "its pickle is broken" in outcome(capsys, ["convert", path, tmp_path / "out"])
     assert not witness.exists() and not (tmp_path / "out").exists()
 
 

@@ -23,6 +23,7 @@ MODEL = {
     "parameters": 710_528,
     "updates": 20,
     "validation_loss": 2.0,
+    "guesses": [{"text": "in <mask> home", "word": " the", "tokens": [" the", "\n"], "probabilities": [0.6, 0.3]}],
     "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
     "tokens_per_second": 1234.5,
 }
@@ -83,6 +84,7 @@ def test_markdown_of_pretraining_holds_the_numbers():
     assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
     assert "5,003 to train and 1,281 to validate" in text
+    assert "| `in <mask> home` | `the` | `the` 60%, `'\\n'` 30% |" in text
 
 
 def test_losses_of_any_size_are_drawn(tmp_path):

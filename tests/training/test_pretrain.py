@@ -63,6 +63,10 @@ def test_results_are_consistent(run):
     assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
     matrices = PRETRAIN_SIZES["num_hidden_layers"] * PRETRAIN_SIZES["num_attention_heads"]  # W_P, which none share
     assert model["projection_matrices"] == matrices
+    for guess in model["guesses"]:
+        assert "<mask>" in guess["text"] and guess["word"].strip().isalpha()
+        assert len(guess["tokens"]) == 3 and guess["probabilities"] == sorted(guess["probabilities"], reverse=True)
+    assert model["guesses"]
     table = (run / "metrics.md").read_text()
     assert f"{model['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
+from linformer_kit.report.base import code, table, write_report
 from linformer_kit.report.figures import draw_curves
 
 _HIGHEST_DRAWN = 100.0  # nats; larger losses (diverged models) are drawn here
@@ -39,7 +39,18 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         "Loss and perplexity are over the masked tokens of the validation text; the unigram row is the entropy of that "
         "text's own token frequencies.",
     ]
+    for model in results["models"].values():
+        rows = [[code(guess["text"]), code(guess["word"].strip()), _candidates(guess)] for guess in model["guesses"]]
+        if rows:
+            lines += ["", "Guesses for one masked word in each of some validation texts:", ""]
+            lines += table(["text", "masked word", "guesses"], rows)
     return "\n".join(lines) + "\n"
+
+
+def _candidates(guess: dict[str, Any]) -> str:
+    """The likeliest tokens with their probabilities."""
+    pairs = zip(guess["tokens"], guess["probabilities"], strict=True)
+    return ", ".join(f"{code(token.strip() or repr(token))} {probability:.0%}" for token, probability in pairs)
 
 
 def _draw_perplexity(results: dict[str, Any], folder: Path) -> None:

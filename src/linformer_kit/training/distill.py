@@ -125,7 +125,9 @@ def _load_pair(settings: DistillSettings) -> Pair:
         student = linearize_encoder(copy.deepcopy(teacher), settings)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
     most = longest_input(teacher) or limit
-    tokenizer.model_max_length = longest  # also below it, the teacher's limit says nothing of the student
+    # The length of fine-tuning stays; an author's limit below the positions says nothing of the student.
+    is_trained = getattr(teacher.config, "trained_columns", None) is not None
+    tokenizer.model_max_length = min(longest, limit) if is_trained and longest <= most else longest
     in_pieces = longest > most and kind_of(teacher) in _BY_TOKEN
     if longest > most and not in_pieces:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):

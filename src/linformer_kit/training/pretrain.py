@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, set_seed
 
 from linformer_cli.errors import InputError, renamed
@@ -29,6 +31,8 @@ from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
+
+_SHOWN = 12  # tokens around a masked word that the report shows
 
 # Settings that may change on resume, besides those that may change in all commands.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
@@ -140,7 +144,39 @@ def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: Linfor
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
+        "guesses": [] if training.diverged else _guesses(model, data, seed=settings.seed),
     }
+
+
+@torch.no_grad()
+def _guesses(model: LinformerForMaskedLM, data: MaskedText, *, seed: int, count: int = 5) -> list[dict[str, Any]]:
+    """The likeliest three tokens for one masked word in each of some held-out sequences, and the text around it."""
+    tokenizer, blocks = data.tokenizer, data.validation_blocks.with_format("numpy")
+    generator, guesses = np.random.default_rng(seed), []
+    model.eval()
+    for index in generator.permutation(len(blocks)).tolist():
+        ids = blocks[index]["input_ids"].astype(np.int64)
+        places = generator.permutation(np.arange(1, len(ids) - 1)).tolist()
+        place = next((place for place in places if _is_word(tokenizer, ids, place)), None)
+        if place is None:
+            continue
+        masked = torch.tensor(ids, device=model.device)
+        masked[place] = tokenizer.mask_token_id
+        likeliest = model(masked[None]).logits[0, place].float().softmax(dim=-1).topk(3)
+        around = masked[max(1, place - _SHOWN) : place + _SHOWN]
+        guess = {"text": tokenizer.decode(around), "word": tokenizer.decode(ids[place])}
+        guesses.append(guess | {"tokens": tokenizer.batch_decode(likeliest.indices[:, None])})
+        guesses[-1]["probabilities"] = likeliest.values.tolist()
+        if len(guesses) == count:
+            break
+    return guesses
+
+
+def _is_word(tokenizer: PreTrainedTokenizerFast, ids: np.ndarray, place: int) -> bool:
+    """Whether a token is a whole word of three letters or more."""
+    word = tokenizer.decode(ids[place]).strip()
+    around = tokenizer.decode(ids[place - 1 : place + 2])
+    return len(word) > 2 and word.isalpha() and re.search(rf"\b{word}\b", around) is not None
 
 
 def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast) -> LinformerConfig:
