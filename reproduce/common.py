@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_cli.settings import portable
+from linformer_cli.settings import without_local_paths
 from linformer_kit.analysis.encoders import Encoder, Kind
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_writable
@@ -105,7 +105,7 @@ class Results:
     """
 
     def __init__(self, script: str, settings: Any) -> None:
-        values, output_dir = portable(settings), settings.output_dir
+        values, output_dir = without_local_paths(settings), settings.output_dir
         check_writable(Path(output_dir or "runs"))
         self.folder = open_output_dir(output_dir, command=script, overwrite=False)
         self._path = self.folder / f"{script}.json"

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from transformers import AutoModel, set_seed
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import recorded_name
+from linformer_cli.settings import model_label
 from linformer_kit.analysis.singular_values import attention_spectrum
 from linformer_kit.analysis.spectrum import (
     batches_of,
@@ -68,7 +68,7 @@ def measure(settings: Settings, results: Results) -> None:
     files = find_texts(settings.text_file)
     for name in settings.models:
         for untrained in (False, True)[: 1 + settings.untrained]:
-            key = {"model": recorded_name(name), "untrained": untrained}
+            key = {"model": model_label(name), "untrained": untrained}
             if results.find(**key) is not None:
                 continue
             model, tokenizer = load_model(name, AutoModel, "an encoder")

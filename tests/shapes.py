@@ -1,6 +1,6 @@
 """The type checker of `--jaxtyping-packages`: shapes and types of arrays, in every function of the package that declares them.
 
-Other annotations are left out: tests hand over what is wrong to see it refused, and stand-ins for what is expensive.
+Other annotations are left out: tests hand over what is wrong to see it rejected, and stand-ins for what is expensive.
 Other functions stay as they are, and nothing is checked while torch.compile traces: it cannot trace the check.
 """
 

@@ -97,7 +97,7 @@ def test_weights_of_one_layer_are_held_at_a_time(monkeypatch):
     assert len(kept) == 3
 
 
-def test_what_has_no_such_weights_is_refused():
+def test_what_has_no_such_weights_is_rejected():
     batch = [{"input_ids": tokens(1, 7)}]
     t5 = encoder("t5", d_model=33, d_kv=11, num_heads=3, num_layers=1, d_ff=29)
     with pytest.raises(InputError, match="model: expected an encoder that returns attention weights, got a t5"):
@@ -151,6 +151,6 @@ def test_a_budget_leaves_no_layer_lower_than_it_must(budget):
         ({"budget": 31}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got 31"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, message):
+def test_what_cannot_be_is_rejected(arguments, message):
     with pytest.raises(InputError, match=message):
         choose_projected_dims(SPECTRUM, **arguments)

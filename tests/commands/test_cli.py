@@ -134,23 +134,23 @@ def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text(content)
     with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", option, "bad.yaml", "--max_steps=0"])  # refused too, later: nothing trains
+        main(["pretrain", option, "bad.yaml", "--max_steps=0"])  # rejected too, later: nothing trains
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert message in error
 
 
-def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatch):
-    """The refusal is simulated, since tests may run as root, for whom every file is accessible."""
+def test_a_file_that_the_system_rejects_is_one_line(capsys, tmp_path, monkeypatch):
+    """The rejection is simulated, since tests may run as root, for whom every file is accessible."""
     (tmp_path / "secret.txt").write_text("text\n" * 100)
     real_open = Path.open
 
-    def refuse(path, *args, **kwargs):
+    def reject(path, *args, **kwargs):
         if path.name == "secret.txt":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real_open(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", reject)
     with pytest.raises(SystemExit) as exit_:
         main(["pretrain", "--train_file", str(tmp_path / "secret.txt"), "--cache_dir", str(tmp_path / "cache")])
     assert exit_.value.code == 2

@@ -204,7 +204,7 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
     assert "--adapter" not in capsys.readouterr().out
 
 
-def test_refused_in_place(tmp_path, capsys):
+def test_rejected_in_place(tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
     error = fail(capsys, "convert", tmp_path / "gpt", tmp_path / "ours", "--in_place")
     assert "source: expected a pretrained encoder, got GPT2LMHeadModel in" in error

@@ -73,7 +73,7 @@ def backward(loss: torch.Tensor, module: torch.nn.Module) -> None:
     assert all(parameter.grad is None or parameter.grad.device == META for parameter in module.parameters())
 
 
-def test_the_check_refuses_what_an_accelerator_does():
+def test_the_check_rejects_what_an_accelerator_does():
     hidden, positions = torch.ones(3, 5, device=META), torch.zeros(3, 5, dtype=torch.long)
     for mixed in (
         lambda: hidden + torch.arange(5),

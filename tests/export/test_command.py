@@ -73,7 +73,7 @@ def test_int8_says_what_it_loses(exported, tmp_path, capsys, monkeypatch):
     assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
 
 
-def test_models_that_are_no_encoder_or_have_no_longest_input_are_refused(tmp_path, capsys):
+def test_models_that_are_no_encoder_or_have_no_longest_input_are_rejected(tmp_path, capsys):
     sizes = {"vocab_size": 53, "n_positions": 37, "n_embd": 33, "n_layer": 1, "n_head": 3}
     save(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), tmp_path / "gpt2")
     error = fail(capsys, "export", tmp_path / "gpt2", tmp_path / "out")

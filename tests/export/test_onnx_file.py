@@ -113,9 +113,9 @@ def test_one_file_that_says_its_longest_input_and_nothing_of_this_machine(export
 
 
 @pytest.mark.e2e
-def test_files_that_take_longer_inputs_or_do_not_say_why_not_are_refused(exported):
+def test_files_that_take_longer_inputs_or_do_not_say_why_not_are_rejected(exported):
     source = exported[0]
-    expected = "model: expected ONNX Runtime to refuse 2 x 38 tokens, padded on the right and to name the limit, got "
+    expected = "model: expected ONNX Runtime to reject 2 x 38 tokens, padded on the right and to name the limit, got "
     with pytest.raises(InputError, match=f"^{expected}an answer$"):
         onnx_file.check_limit(source, lambda inputs: [])
 

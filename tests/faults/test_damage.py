@@ -70,7 +70,7 @@ def damages(path: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_damage_anywhere_is_refused_and_named(run, tmp_path):
+def test_damage_anywhere_is_rejected_and_named(run, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
     files = sorted(path for path in (folder / "checkpoint-2").iterdir())

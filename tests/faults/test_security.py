@@ -134,7 +134,7 @@ def copied(source: Path, place: Path) -> Path:
 
 
 def outcome(capsys, command: list[Any]) -> str | None:
-    """None for success, or the one line of the refusal; anything else fails."""
+    """None for success, or the one line of the rejection; anything else fails."""
     capsys.readouterr()
     try:
         main([str(word) for word in command])
@@ -211,7 +211,9 @@ def test_models_are_used_beside_pickles_and_code(encoder, finetuned, texts, corp
 
 
 @pytest.mark.parametrize("change", ["pickled weights", "index", "unknown"])
-def test_models_that_would_need_a_pickle_or_code_are_refused(encoder, texts, corpus, tmp_path, witness, capsys, change):
+def test_models_that_would_need_a_pickle_or_code_are_rejected(
+    encoder, texts, corpus, tmp_path, witness, capsys, change
+):
     model = copied(encoder, tmp_path / "model")
     plant(model, witness)
     remote_code(model)

@@ -13,7 +13,7 @@ from linformer_kit.files.runs import check_output_dir
 
 
 @pytest.mark.parametrize("output_dir", ["runs", "runs/below/it", "link", None])
-def test_a_file_is_refused(output_dir, tmp_path, monkeypatch):
+def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
@@ -21,7 +21,7 @@ def test_a_file_is_refused(output_dir, tmp_path, monkeypatch):
         check_output_dir(output_dir, resume=False, overwrite=False)
 
 
-def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
     """The system's answer is simulated, since tests may run as root, who may write everywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"

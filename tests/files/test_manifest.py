@@ -96,7 +96,7 @@ def test_what_a_killed_process_leaves_is_cleared_up(tmp_path):
     ("content", "message"),
     [("{", "expected JSON, got Expecting"), ("3", "expected JSON of names and values, got int"), ("[" * 10**5, "expected JSON, got maximum")],
 )  # fmt: skip
-def test_json_that_is_none_is_refused(content, message, tmp_path):
+def test_json_that_is_none_is_rejected(content, message, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'run.json'))}: {message}"):
         read_json(tmp_path / "run.json")

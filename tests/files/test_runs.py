@@ -55,7 +55,7 @@ def test_rotation(limit, keep, staying, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{update}" for update in staying}
 
 
-def test_a_folder_with_a_run_is_refused(tmp_path):
+def test_a_folder_with_a_run_is_rejected(tmp_path):
     checkpoint(tmp_path, 5)
     (tmp_path / "run.json").write_text("{}")
     message = f"expected a folder without a run, but {tmp_path} holds one; continue it with --resume or remove it with"
@@ -101,7 +101,7 @@ def test_overwrite_removes_all_that_belongs_to_the_old_model(tmp_path):
 
 @pytest.mark.parametrize("name", ["modules.json", "adapter_config.json"])
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_files_of_another_model_are_refused(name, overwrite, tmp_path):
+def test_files_of_another_model_are_rejected(name, overwrite, tmp_path):
     """They are not ours to remove, and a new model would be loaded with them."""
     if overwrite:
         run_with_files(tmp_path, "tokenizer.json")

@@ -111,7 +111,7 @@ def test_the_mean_of_pieces(folder, tmp_path):
     assert len(pieces) > 2
 
 
-def test_refused(folder, tmp_path, capsys):
+def test_rejected(folder, tmp_path, capsys):
     model = described(folder, tmp_path / "model", [Pooling(33, "cls"), Normalize()])
     arguments = ["embed", model, folder / "texts.csv", "--output", tmp_path / "vectors.npy"]
     message = "chunk_tokens: expected a model with mean pooling after its encoder, got ['cls', 'Normalize']"

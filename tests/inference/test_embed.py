@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
     ],
 )
-def test_refused(folder, tmp_path, capsys, options, message):
+def test_rejected(folder, tmp_path, capsys, options, message):
     options = [option.replace("OUT", str(tmp_path)) for option in options]
     assert message in fail(capsys, *command(folder, tmp_path / "vectors.npy", *options))
     assert not any(tmp_path.iterdir())

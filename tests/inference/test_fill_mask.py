@@ -51,7 +51,7 @@ def test_bad_text_for_fill_mask(model, options, message, capsys):
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.e2e
 def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linear, tmp_path, capsys):
-    """RoBERTa's tables have rows that no token stands at: up to n tokens are answered, more are refused."""
+    """RoBERTa's tables have rows that no token stands at: up to n tokens are answered, more are rejected."""
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
     model = tmp_path / "student" if linear else teacher
     if linear:

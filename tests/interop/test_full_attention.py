@@ -88,7 +88,7 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
         ("full", {"hidden_size": 66}, "size mismatch for linformer.embeddings"),
     ],
 )
-def test_refused(attention, fields, message, tmp_path):
+def test_rejected(attention, fields, message, tmp_path):
     transformer(tmp_path, attention=attention, projected_dim=7)
     with pytest.raises(InputError, match=message):
         load(tmp_path, **fields)

@@ -153,12 +153,12 @@ def test_an_added_token_that_no_text_needs(tmp_path):
         ({"num_labels": 1}, r"model: expected a classifier, got a model with 1 outputs in .*"),
     ],
 )
-def test_refused_classifiers(tmp_path, fields, message):
+def test_rejected_classifiers(tmp_path, fields, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         classified(save(tmp_path, **fields))
 
 
-def test_refused_embedders(tmp_path):
+def test_rejected_embedders(tmp_path):
     sizes = {"vocab_size": 53, "pad_token_id": 1}
     t5 = transformers.T5Config(
         d_model=22, d_kv=11, d_ff=19, num_layers=1, num_heads=2, decoder_start_token_id=1, **sizes
@@ -191,7 +191,7 @@ def with_weights(folder: str, change) -> str:
     return folder
 
 
-def test_weights_of_the_encoder_that_have_no_place_are_refused(tmp_path):
+def test_weights_of_the_encoder_that_have_no_place_are_rejected(tmp_path):
     """transformers would drop them: it computes no relative positions of BERT any more."""
     name = "bert.encoder.layer.0.attention.self.distance_embedding.weight"
     folder = with_weights(save(tmp_path / "relative"), lambda weights: weights | {name: torch.ones(33, 11)})

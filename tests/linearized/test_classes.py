@@ -147,7 +147,7 @@ def in_file(model, folder, change) -> Path:
         ({"slots": 7}, ".slots: expected entries that `linearize` writes, got an unknown one"),
     ],
 )
-def test_a_configuration_that_is_none_is_refused(fields, message, model, tmp_path):
+def test_a_configuration_that_is_none_is_rejected(fields, message, model, tmp_path):
     with pytest.raises(InputError, match=f"^linformer{message}"):
         AutoModel.from_pretrained(in_file(model, tmp_path, lambda _: fields))
 
@@ -161,7 +161,7 @@ def test_a_configuration_that_is_none_is_refused(fields, message, model, tmp_pat
         ("projection", None, "expected .*linear.*, got None"),
     ],
 )
-def test_fields_of_other_kinds_are_refused(name, value, message, model, tmp_path):
+def test_fields_of_other_kinds_are_rejected(name, value, message, model, tmp_path):
     folder = in_file(model, tmp_path, lambda fields: {**fields, name: value})
     with pytest.raises(InputError, match=rf"linformer\.{name}: {message}"):
         AutoModel.from_pretrained(folder)
@@ -236,7 +236,7 @@ def test_no_model_of_a_bare_configuration(model):
         ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected 'extend' or 'interp"),
     ],
 )
-def test_refused_settings_change_nothing(options, message):
+def test_rejected_settings_change_nothing(options, message):
     model = build(FAMILIES["bert"])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=message):
@@ -247,7 +247,7 @@ def test_refused_settings_change_nothing(options, message):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_linear_twice_is_refused(model):
+def test_linear_twice_is_rejected(model):
     with pytest.raises(InputError, match="expected one with full attention, got LinearBertForMaskedLM, which is"):
         as_in_the_paper(model)
 

@@ -111,7 +111,7 @@ def test_copied_and_saved_it_gives_the_same(name, options, tmp_path):
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31}
 _PART = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 _T5 = {"d_model": 24, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 31}
-REFUSED = {
+REJECTED = {
     "GPT2Model": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31}, "causal attention"),
     "T5Model": ("T5Config", _T5, "a decoder"),
     "T5EncoderModel": ("T5Config", _T5, "without position_bias"),
@@ -125,9 +125,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_the_reason(name):
-    config, sizes, reason = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_rejected_with_the_reason(name):
+    config, sizes, reason = REJECTED[name]
     model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
     kind, names, training = type(model), list(model.state_dict()), model.training
     with pytest.raises(InputError, match=r"^model: expected .*, got") as error:

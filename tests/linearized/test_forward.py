@@ -65,7 +65,7 @@ def test_weights_of_layers_with_a_window():
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert"])
-def test_longer_texts_are_refused_at_every_door(name):
+def test_longer_texts_are_rejected_at_every_door(name):
     model = of(name)
     inputs = example(model, LENGTH + 1)
     embeds = model.get_input_embeddings()(inputs["input_ids"])
@@ -132,7 +132,7 @@ class Recorded(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["is_causal", "attn_mask", "head_mask"])
-def test_arguments_that_slots_cannot_obey_are_refused(model, name):
+def test_arguments_that_slots_cannot_obey_are_rejected(model, name):
     ids = torch.ones(1, 5, dtype=torch.long)
     for each in (model, model.base_model):
         with pytest.raises(InputError, match=f"^{name}: expected none with linear attention"):

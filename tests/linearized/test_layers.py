@@ -45,7 +45,7 @@ def test_a_saved_model_keeps_its_full_layers(tmp_path):
 
 
 @pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1]])
-def test_other_layers_are_refused(layers):
+def test_other_layers_are_rejected(layers):
     with pytest.raises(InputError, match=r"^layers: expected one or more of \[0, 1.*\], each once, got "):
         of("bert", layers)
 

@@ -56,7 +56,7 @@ def test_nothing_changes_where_it_fails(folder):
     assert type(model[0].model) is transformers.RobertaModel and model.max_seq_length == 19
 
 
-def test_what_does_not_start_with_an_encoder_of_texts_is_refused(folder):
+def test_what_does_not_start_with_an_encoder_of_texts_is_rejected(folder):
     static = StaticEmbedding(transformers.AutoTokenizer.from_pretrained(folder), embedding_dim=5)
     cases = [
         (

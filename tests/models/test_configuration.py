@@ -48,7 +48,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ),
     ],
 )
-def test_refusals(fields, message):
+def test_rejections(fields, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerConfig(**fields)
 

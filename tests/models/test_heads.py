@@ -131,6 +131,6 @@ def test_question_answering_loss_is_that_of_transformers(config):
     ],
 )
 @pytest.mark.unchecked
-def test_calls_refused(config, model_class, arguments, message):
+def test_calls_rejected(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(**{"input_ids": IDS, **arguments})

@@ -60,7 +60,7 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
         ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
     ],
 )
-def test_numbers_of_slots_refused(config, fields, projected_dim, message):
+def test_numbers_of_slots_rejected(config, fields, projected_dim, message):
     model = LinformerModel(config(**fields)).eval()
     ids = tokens(2, 31)
     before = model(ids).last_hidden_state
@@ -131,7 +131,7 @@ def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
         ),
     ],
 )
-def test_resizing_refused_and_nothing_changed(config, fields, arguments, message):
+def test_resizing_rejected_and_nothing_changed(config, fields, arguments, message):
     model = resizable(config, fields.pop("projection", "linear"), **fields)
     before = model.config.to_dict(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=re.escape(message)):

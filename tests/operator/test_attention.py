@@ -112,7 +112,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
     ],
 )
 @pytest.mark.unchecked
-def test_calls_refused(arguments, message):
+def test_calls_rejected(arguments, message):
     layer = LinformerAttention(EMBED, HEADS, N, K)
     with pytest.raises(InputError, match=re.escape(message)):
         layer(**{"query": X, "key": X, "value": X, **arguments})
@@ -126,7 +126,7 @@ def test_calls_refused(arguments, message):
         ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
     ],
 )
-def test_constructions_refused(arguments, message):
+def test_constructions_rejected(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
 

@@ -71,7 +71,7 @@ def test_a_mask_of_floating_point(config, kind, dtype):
 
 
 @pytest.mark.parametrize("value", [-torch.inf, 0.0])
-def test_other_masks_of_floating_point_are_refused(config, value):
+def test_other_masks_of_floating_point_are_rejected(config, value):
     """In a mask that is added to scores 0 stands for real tokens; without padding it is all zeros."""
     model = LinformerModel(config())
     mask = torch.zeros(3, 31)

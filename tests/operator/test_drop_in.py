@@ -1,4 +1,4 @@
-"""In the place of `torch.nn.MultiheadAttention`: its layouts, masks, arguments and state dicts, or a clear refusal."""
+"""In the place of `torch.nn.MultiheadAttention`: its layouts, masks, arguments and state dicts, or a clear rejection."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_masks_that_are_added_to_scores(hidden, dtype):
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
+def test_another_layout_than_that_of_the_replaced_one_is_rejected(batch_first):
     ours = LinformerAttention(12, 3, 23, 5, batch_first=not batch_first)
     message = f"expected batch_first={batch_first}, as the attention that it replaces in "
     for kind, name in ((nn.TransformerEncoderLayer, "self_attn"), (nn.TransformerDecoderLayer, "multihead_attn")):

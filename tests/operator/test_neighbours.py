@@ -63,16 +63,16 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
             )
 
 
-@pytest.mark.parametrize("refused", [-1, 1.5, True])
-def test_windows_that_are_no_number_of_tokens_are_refused(refused):
-    message = f"sliding_window: expected an integer from 0 to 16,777,216, got {refused!r}"
+@pytest.mark.parametrize("rejected", [-1, 1.5, True])
+def test_windows_that_are_no_number_of_tokens_are_rejected(rejected):
+    message = f"sliding_window: expected an integer from 0 to 16,777,216, got {rejected!r}"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        LinformerAttention(WIDTH, HEADS, N, K, sliding_window=refused)
+        LinformerAttention(WIDTH, HEADS, N, K, sliding_window=rejected)
 
 
 @pytest.mark.parametrize("lengths", [(7, 23), (7, 4)])
 @pytest.mark.parametrize("projection", ["linear", "mean_pool"])
-def test_queries_of_another_text_are_refused(projection, lengths):
+def test_queries_of_another_text_are_rejected(projection, lengths):
     """Also where every token is a slot: what works should not depend on the length."""
     attention = layer(3, projection=projection, shorter_input="stretch")
     queries, keys = (inputs(length=length) for length in lengths)

@@ -133,6 +133,6 @@ def test_a_sharded_model_computes_and_learns_what_a_whole_one_does(tmp_path):
     assert {value.dtype for value in found.values()} == {torch.float64}
 
 
-def test_a_model_without_layers_of_transformers_is_refused():
+def test_a_model_without_layers_of_transformers_is_rejected():
     with pytest.raises(InputError, match=r"^model: expected one with layers of transformers, got Linear without$"):
         shard(torch.nn.Linear(2, 2), mesh=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from linformer_cli.settings import ModelSettings, portable
+from linformer_cli.settings import ModelSettings, without_local_paths
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ def test_results_record_no_path_of_this_machine(tmp_path):
     here = str(tmp_path)
     base = ModelSettings(sharing="none")
     settings = _Settings(here, [here, "hub/id"], [f"{here}/*.txt"], None, here, here, base)
-    assert portable(settings) == {
+    assert without_local_paths(settings) == {
         "model": tmp_path.name,
         "models": [tmp_path.name, "hub/id"],
         "train_file": ["*.txt"],

@@ -113,7 +113,7 @@ def test_the_recorded_embedding(run):
     torch.testing.assert_close(embedding / embedding.norm(), torch.tensor(example["embedding"]), rtol=0, atol=2e-6)
 
 
-def test_what_does_not_fit_is_refused(run, tmp_path):
+def test_what_does_not_fit_is_rejected(run, tmp_path):
     """And changes nothing. Other tests have another base model."""
     teacher, student = run
     model = AutoModel.from_pretrained(teacher)

@@ -94,7 +94,7 @@ def test_the_rest_is_the_same_from_any_place_on(process, accumulation, processes
 
 
 @pytest.mark.parametrize("batches", [5, 2**62])
-def test_a_place_that_is_not_in_the_data_is_refused(process, batches):
+def test_a_place_that_is_not_in_the_data_is_rejected(process, batches):
     """Of a checkpoint of other data, or of other sizes."""
     process(0, 1)
     message = f"position: expected fewer than 5 batches in an epoch, got {batches}"

@@ -98,7 +98,7 @@ DENSE = "lm_head.dense.weight"
         (lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
     ],
 )  # fmt: skip
-def test_moments_of_other_parameters_are_refused(checkpoint, trained, change, message):
+def test_moments_of_other_parameters_are_rejected(checkpoint, trained, change, message):
     rewrite(checkpoint / OPTIMIZER, change)
     with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint / OPTIMIZER}: {message}')}$"):
         load_moments(*trained, checkpoint)
@@ -112,7 +112,7 @@ def test_moments_of_other_parameters_are_refused(checkpoint, trained, change, me
         (lambda t: t.update({DENSE: torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}, got [3, 33]"),
     ],
 )  # fmt: skip
-def test_weights_of_another_model_are_refused(checkpoint, trained, change, message):
+def test_weights_of_another_model_are_rejected(checkpoint, trained, change, message):
     rewrite(checkpoint / "model.safetensors", change)
     with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint}: {message}')}$"):
         load_weights(trained[0], checkpoint)

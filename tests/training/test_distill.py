@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(options, message, teacher, tex
     assert not (tmp_path / "student").exists()
 
 
-def test_teachers_refused(texts, tmp_path, capsys):
+def test_teachers_rejected(texts, tmp_path, capsys):
     ours = write_model(tmp_path / "ours", WORDS)
     error = fail(capsys, *command(ours, tmp_path / "student", train_file=texts))
     assert "teacher: expected one with full attention, got LinformerForMaskedLM, which is a Linformer" in error

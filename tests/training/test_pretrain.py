@@ -113,7 +113,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],
 )
-def test_settings_refused_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
+def test_settings_rejected_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
     options = [option.replace("RUN", str(run)) for option in options]
     assert message in fail(capsys, *arguments(corpus, tmp_path / "out"), *options)
     assert not (tmp_path / "out").exists()
@@ -127,7 +127,7 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
 
 
 def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
-    """Whether the settings are refused at once, or when the text has been read."""
+    """Whether the settings are rejected at once, or when the text has been read."""
     shutil.copytree(run, folder := tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))

@@ -33,7 +33,7 @@ def opened(folder, **fields: object) -> Run:
         ({"resume": True, "output_dir": None}, "resume: expected an output_dir to resume in, got none"),
     ],
 )
-def test_settings_are_refused_before_anything_is_written(tmp_path, fields, message):
+def test_settings_are_rejected_before_anything_is_written(tmp_path, fields, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         Run("pretrain", small_settings(**{"output_dir": str(tmp_path / "out"), **fields}))
     assert not list(tmp_path.iterdir())
@@ -99,7 +99,7 @@ FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "re
 FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "bf16": "true", "fp16": True, "full_determinism": True, "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
 
 
-def test_settings_that_make_it_another_run_are_refused(tmp_path):
+def test_settings_that_make_it_another_run_are_rejected(tmp_path):
     opened(tmp_path / "out")
     for name, value in FREE.items():
         Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, **{name: value}))

@@ -44,7 +44,7 @@ def test_a_state_comes_back(tmp_path):
         ("log_history", [..., {}, [3], [{"loss": 1.0}], [{"step": 1.5}], [{"step": 1, "loss": "1"}]]),
     ],
 )
-def test_what_can_be_no_state_is_refused(name, values, tmp_path):
+def test_what_can_be_no_state_is_rejected(name, values, tmp_path):
     for value in values:
         path = write(tmp_path, **{name: value}) / "trainer_state.json"
         with pytest.raises(InputError, match=f"^{re.escape(f'{path}: {name}')}.*: .*, got "):

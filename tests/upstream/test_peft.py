@@ -35,7 +35,7 @@ SIZES = {
 }
 TARGETS = {"linformer": ["q_proj", "k_proj", "v_proj"], "linearized": ["query", "key", "value"]}
 FEEDFORWARD = {"linformer": "fc2", "linearized": "output.dense"}
-# Our encoder has no use for the past_key_values that this method gives, and refuses them.
+# Our encoder has no use for the past_key_values that this method gives, and rejects them.
 LEFT_OUT = ("linformer", "PrefixTuningConfig")
 # Those that PEFT runs on encoders.
 TESTS = (

@@ -28,7 +28,7 @@ from tests.upstream.release import import_folder, source_release
 pytestmark = pytest.mark.network
 
 # What is not run on linearised models, by the beginning of its name, and why.
-_ONE_ATTENTION = "asks for eager and for sdpa attention; a linearised model has its own and refuses others by name"
+_ONE_ATTENTION = "asks for eager and for sdpa attention; a linearised model has its own and rejects others by name"
 
 LEFT_OUT = {
     "test_can_set_attention_dynamically": _ONE_ATTENTION,

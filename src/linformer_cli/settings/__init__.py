@@ -24,7 +24,7 @@ from linformer_cli.settings.commands import (
     TrainingSettings,
     check_model_is_kept,
 )
-from linformer_cli.settings.files import is_local_path, names_only, portable, read_yaml, recorded_name
+from linformer_cli.settings.files import is_local_path, model_label, names_only, read_yaml, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
     Attention,

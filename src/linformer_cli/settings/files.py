@@ -26,7 +26,7 @@ def is_local_path(name: str) -> bool:
     return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
-def recorded_name(model: str) -> str:
+def model_label(model: str) -> str:
     """The name of a model for results: of a local path only the last component, since paths differ by machine."""
     return Path(model).name if Path(model).exists() else model
 
@@ -38,7 +38,7 @@ def names_only(files: Any) -> Any:
     return [names_only(each) for each in files] if isinstance(files, list) else files
 
 
-def portable(settings: Any) -> dict[str, Any]:
+def without_local_paths(settings: Any) -> dict[str, Any]:
     """A dataclass of settings for results, without paths of this machine: files and models by name, no folders."""
     values = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
     return {name: _recorded(name, value) for name, value in values.items() if name not in _OF_THIS_MACHINE}
@@ -46,12 +46,12 @@ def portable(settings: Any) -> dict[str, Any]:
 
 def _recorded(name: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return portable(value)
+        return without_local_paths(value)
     if name in _FILES:
         return names_only(value)
     if name not in _MODELS or value is None:
         return value
-    return [recorded_name(each) for each in value] if isinstance(value, list) else recorded_name(value)
+    return [model_label(each) for each in value] if isinstance(value, list) else model_label(value)
 
 
 def spelled(value: Any) -> str:
@@ -64,7 +64,7 @@ def spelled(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses names that stand twice in a mapping."""
+    """A loader that rejects names that stand twice in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]

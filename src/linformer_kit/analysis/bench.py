@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import BenchSettings, portable
+from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.encoders import Encoder, Mode, device_of, dtype_of, memory_of, time_encoders
 from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.environment import environment
@@ -35,7 +35,7 @@ def main(settings: BenchSettings) -> None:
     results: Record = {
         "command": "bench",
         "environment": environment(device),
-        "settings": portable(settings) | {"dtype": dtype_of(settings.dtype, device)},
+        "settings": without_local_paths(settings) | {"dtype": dtype_of(settings.dtype, device)},
         "complete": False,
         "records": [],
     }

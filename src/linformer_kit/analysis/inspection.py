@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import InspectSettings, recorded_name
+from linformer_cli.settings import InspectSettings, model_label
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import load_model
@@ -46,7 +46,7 @@ def main(settings: InspectSettings) -> None:
     described = ("attention", "projection", "sharing", "projected_dim", "global_tokens", "sliding_window")
     results: dict[str, Any] = {
         "command": "inspect",
-        "model": recorded_name(settings.model),
+        "model": model_label(settings.model),
         "text": "the source of Python's argparse" if settings.text is None else "given on the command line",
         "tokens": [tokenizer.decode([token]) for token in ids],
         **{name: getattr(model.config, name) for name in described},

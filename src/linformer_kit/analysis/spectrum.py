@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.settings import SpectrumSettings, recorded_name
+from linformer_cli.settings import SpectrumSettings, model_label
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.packing import blocks
@@ -86,7 +86,7 @@ def _measure(settings: SpectrumSettings) -> dict[str, Any]:
     return {
         "command": "spectrum",
         "environment": environment(model.device),
-        "model": recorded_name(settings.model),
+        "model": model_label(settings.model),
         "model_type": model.config.model_type,
         "text": files.name,
         "seq_len": seq_len,

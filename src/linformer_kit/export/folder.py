@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import ExportSettings, portable
+from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment, versions
 from linformer_kit.export.exportable import load
 from linformer_kit.files.folders import check_new_folder
@@ -47,7 +47,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             "max_length": source.limit,
             **write_files(source, folder, int8=settings.int8),
             "environment": environment(torch.device("cpu")),
-            "settings": portable(settings),
+            "settings": without_local_paths(settings),
             "versions": versions() | {name: version(name) for name in _PACKAGES},
         }
         source.tokenizer.save_pretrained(folder)

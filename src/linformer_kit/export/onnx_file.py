@@ -120,7 +120,7 @@ def write_onnx(source: Exportable, path: Path) -> None:
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
         part.ClearField("metadata_props")  # paths and lines of the source code
-    _refuse_longer(model, source.limit)
+    _reject_longer(model, source.limit)
     helper.set_model_props(model, {"max_length": str(source.limit)})
     onnx.save(model, path)
 
@@ -163,14 +163,14 @@ def check_limit(source: Exportable, run: Run) -> None:
             raise
         answer = str(error)
     if _guard(source.limit) not in answer:
-        raise InputError(f"model: expected ONNX Runtime to refuse {case} and to name the limit, got {answer}")
+        raise InputError(f"model: expected ONNX Runtime to reject {case} and to name the limit, got {answer}")
 
 
 def _guard(limit: int) -> str:
     return f"input longer than {limit} tokens"
 
 
-def _refuse_longer(model: onnx.ModelProto, limit: int) -> None:
+def _reject_longer(model: onnx.ModelProto, limit: int) -> None:
     """Insert a check of the length at the start; ONNX has no raise, but the error of a failing node contains its name.
 
     It takes element `length - 1` of `limit` zeros and adds it to every input, so that all other nodes depend on it.

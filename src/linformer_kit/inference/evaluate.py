@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from linformer_cli.settings import EvaluateSettings, portable, recorded_name
+from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured, metrics_of, task_of
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
@@ -40,7 +40,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     metrics = scores(answers, targets, metrics_of(labels, task_of(settings)), len(labels.names))
     results: dict[str, Any] = {
         "command": "evaluate",
-        "model": recorded_name(settings.model),
+        "model": model_label(settings.model),
         "texts": {
             "count": len(examples),
             "labels": list(labels.names),
@@ -50,7 +50,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         "metrics": {**metrics, "loss": float(losses(logits, targets).mean())},
         **by_class(answers, targets, labels),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
-        "settings": portable(settings),
+        "settings": without_local_paths(settings),
         "versions": versions(),
     }
     if folder is not None:

@@ -19,12 +19,12 @@ from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.inference.batches import together
 
 
-def find_texts(settings: PredictSettings | EmbedSettings, *beside: Path) -> tuple[Path, ...]:
+def find_texts(settings: PredictSettings | EmbedSettings, *extra_files: Path) -> tuple[Path, ...]:
     """Find the files with the texts, and check the output before a model is loaded.
 
     Args:
         settings: Files, column and output.
-        beside: Other files that are written.
+        extra_files: Other files that are written.
 
     Raises:
         InputError: for files that do not exist or are empty, a column of files without columns, and an output that
@@ -39,7 +39,7 @@ def find_texts(settings: PredictSettings | EmbedSettings, *beside: Path) -> tupl
     output = Path(settings.output)
     if output.is_dir():
         raise InputError(f"output: expected a file, got the folder {output}")
-    for written in (output, *_part_and_record(output), *beside):
+    for written in (output, *_part_and_record(output), *extra_files):
         if any(written.exists() and written.samefile(path) for path in paths):
             raise InputError(f"output: expected another file than that of the texts, got {written}")
         if not (settings.resume or settings.overwrite):

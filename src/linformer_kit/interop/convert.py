@@ -52,13 +52,13 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     longer = longest_input(converted.model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
     embeds = settings.in_place or converted.learned or settings.attention == "full"
-    beside = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
+    extra_files = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
     tokenizer = _tokenizer(settings, converted.model)
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        write_files(beside, folder)
+        write_files(extra_files, folder)
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)

@@ -23,7 +23,7 @@ from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedProjection
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel
-from linformer_kit.operator.conditions import refuse_old_exporter
+from linformer_kit.operator.conditions import reject_old_exporter
 from linformer_kit.operator.projections import FullAttention
 
 MODEL_TYPE = "linearized"
@@ -197,7 +197,7 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
-        refuse_old_exporter()
+        reject_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
             for tokens in (named.get("input_ids"), named.get("inputs_embeds")):
                 if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:

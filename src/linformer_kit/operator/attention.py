@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.operator import checks, kernels
-from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, refuse_old_exporter
+from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, reject_old_exporter
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
@@ -110,7 +110,7 @@ class ProjectedAttention(nn.Module):
         Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
         all tokens are there too.
         """
-        refuse_old_exporter()
+        reject_old_exporter()
         module = self._projection()
         projection = inside(module)
         dims = projection.checked_slots(self._fewer_slots, self.num_heads)
@@ -251,7 +251,7 @@ def project_heads(
         global_tokens: g, the number of tokens at the start that all queries see.
         biases: What keys and values contain that is to be added after the projection, `[heads, 1, head_dim]`.
     """
-    refuse_old_exporter()
+    reject_old_exporter()
     declared, first = inside(projection), global_tokens
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)

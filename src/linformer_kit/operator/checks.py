@@ -16,7 +16,7 @@ from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, 
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
-    """Refuse sizes that are not positive integers, heads that do not divide the width, and unknown names."""
+    """Reject sizes that are not positive integers, heads that do not divide the width, and unknown names."""
     if not isinstance(embed_dim, int) or embed_dim < 1:
         raise InputError(f"embed_dim: expected a positive integer, got {embed_dim!r}")
     if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
@@ -28,13 +28,13 @@ def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse a number of tokens that is not an integer from 0 to `LONGEST`."""
+    """Reject a number of tokens that is not an integer from 0 to `LONGEST`."""
     if not is_integer(value) or not 0 <= value <= LONGEST:
         raise InputError(f"{name}: expected an integer from 0 to {LONGEST:,}, got {value!r}")
 
 
 def check_as_many_queries(queries: int, positions: int) -> None:
-    """Refuse, with a sliding window, queries that are not those of the same positions as the keys."""
+    """Reject, with a sliding window, queries that are not those of the same positions as the keys."""
     if queries != positions:
         raise InputError(f"query, key: expected one length with sliding_window, got {queries} and {positions}")
 
@@ -46,7 +46,7 @@ def check_module(
     shorter_input: str | None,
     initializer: str | None,
 ) -> None:
-    """Refuse arguments that contradict the projection module beside them; defaults count as unset."""
+    """Reject arguments that contradict the projection module beside them; defaults count as unset."""
     if not isinstance(projection, SequenceProjection):
         raise InputError(f"projection: expected a name, a projection module or None, got {type(projection).__name__}")
     for name, value, own in (
@@ -59,8 +59,8 @@ def check_module(
             raise InputError(f"{name}: expected {own!r}, as the projection has, got {value!r}")
 
 
-def refuse_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
-    """Refuse masks over pairs of positions: each slot mixes all positions, so such a mask would leak."""
+def reject_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
+    """Reject masks over pairs of positions: each slot mixes all positions, so such a mask would leak."""
     if attn_mask is not None or is_causal:
         raise InputError(
             f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
@@ -69,14 +69,14 @@ def refuse_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
 
 
 def check_dimensions(*sequences: Tensor) -> None:
-    """Refuse query, key and value of which some have a batch and others none."""
+    """Reject query, key and value of which some have a batch and others none."""
     if len({sequence.dim() for sequence in sequences}) > 1:
         got = ", ".join(str(list(sequence.shape)) for sequence in sequences)
         raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
 
 
 def check_keys(key: Tensor, value: Tensor, embed_dim: int) -> None:
-    """Refuse keys and values of another width, of different lengths, or without positions."""
+    """Reject keys and values of another width, of different lengths, or without positions."""
     check_width("key", key, embed_dim)
     check_width("value", value, embed_dim)
     if key.shape != value.shape:
@@ -88,20 +88,20 @@ def check_keys(key: Tensor, value: Tensor, embed_dim: int) -> None:
 
 
 def check_query(query: Tensor, key: Tensor, embed_dim: int) -> None:
-    """Refuse queries of another width or batch size."""
+    """Reject queries of another width or batch size."""
     check_width("query", query, embed_dim)
     if query.shape[0] != key.shape[0]:
         raise InputError(f"query, key: expected one batch size, got {list(query.shape)} and {list(key.shape)}")
 
 
 def check_width(name: str, tensor: Tensor, embed_dim: int) -> None:
-    """Refuse a tensor that is not a batch of sequences of this width."""
+    """Reject a tensor that is not a batch of sequences of this width."""
     if tensor.dim() != 3 or tensor.shape[-1] != embed_dim:
         raise InputError(f"{name}: expected [batch, length, {embed_dim}], got {list(tensor.shape)}")
 
 
 def check_padding_mask(mask: Any, key: Tensor) -> None:
-    """Refuse a mask that is not bool or not of the shape of the keys."""
+    """Reject a mask that is not bool or not of the shape of the keys."""
     if not isinstance(mask, Tensor):
         raise InputError(f"key_padding_mask: expected a tensor or None, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != key.shape[:2]:

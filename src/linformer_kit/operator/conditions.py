@@ -49,7 +49,7 @@ def is_transformed() -> bool:
     )
 
 
-def refuse_old_exporter() -> None:
+def reject_old_exporter() -> None:
     """Reject ONNX files made by tracing, which fail or differ for other lengths than that of the example.
 
     Raises:

@@ -174,7 +174,7 @@ class LinformerAttention(ProjectedAttention):
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
                 slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
-        checks.refuse_masks_over_pairs(attn_mask, is_causal)
+        checks.reject_masks_over_pairs(attn_mask, is_causal)
         checks.check_dimensions(query, key, value)
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
@@ -231,7 +231,7 @@ class LinformerAttention(ProjectedAttention):
 
 
 def _check_lengths(projection: str, max_seq_len: int | None, projected_dim: Any) -> None:
-    """Refuse a missing n or k of a projection by name."""
+    """Reject a missing n or k of a projection by name."""
     bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
     if projected_dim is None and not bounded:
         raise InputError("projected_dim: expected a number, got None")
@@ -292,8 +292,8 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.M
             state_dict.setdefault(prefix + name, tensor)
 
 
-def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None:
-    """Refuse an attention that replaces torch's but has another `batch_first`.
+def reject_other_layout(container: nn.Module, name: str, attention: Any) -> None:
+    """Reject an attention that replaces torch's but has another `batch_first`.
 
     No other check would find this error: the shapes fit, and samples would be mixed as if they were positions.
 
@@ -309,12 +309,12 @@ def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None
 
 
 def register_layout_check(kind: type[nn.Module]) -> None:
-    """Run `refuse_other_layout` on every assignment of a module of this class to an attribute of another module."""
+    """Run `reject_other_layout` on every assignment of a module of this class to an attribute of another module."""
 
     def check(container: nn.Module, name: str, submodule: nn.Module | None) -> None:
         submodule = getattr(submodule, "_orig_mod", submodule)  # the module wrapped by `torch.compile`
         if isinstance(submodule, kind):
-            refuse_other_layout(container, name, submodule)
+            reject_other_layout(container, name, submodule)
 
     torch.nn.modules.module.register_module_module_registration_hook(check)
 

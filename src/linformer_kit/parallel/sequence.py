@@ -112,7 +112,7 @@ class SequenceParallel:
         tokens = whole.get("input_ids", whole.get("inputs_embeds"))
         if tokens is None:
             raise InputError("batch: expected input_ids or inputs_embeds, got neither")
-        _refuse_position_ids(whole.get("position_ids"))
+        _reject_position_ids(whole.get("position_ids"))
         shape = tokens.shape[:2]
         mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
         # Check this first: if only one process raised an error, the others would wait for it.
@@ -253,7 +253,7 @@ class SequenceParallel:
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error for arguments that cannot be a piece from `shard`."""
         arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
-        _refuse_position_ids(arguments.get("position_ids"))
+        _reject_position_ids(arguments.get("position_ids"))
         mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
         if mask is None:
             raise InputError("attention_mask: expected the mask of this process's piece, as from `shard`, got None")
@@ -304,7 +304,7 @@ def _check_model(model: nn.Module, ranks: int) -> None:
         )
 
 
-def _refuse_position_ids(position_ids: Tensor | None) -> None:
+def _reject_position_ids(position_ids: Tensor | None) -> None:
     """Raise an error for position_ids: positions follow from the mask, and decide which process has a token."""
     if position_ids is not None:
         raise InputError("position_ids: expected None, because they decide which process has a token, got a tensor")

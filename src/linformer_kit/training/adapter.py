@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_cli.settings import DistillSettings, LinearizeSettings, recorded_name
+from linformer_cli.settings import DistillSettings, LinearizeSettings, model_label
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
@@ -69,7 +69,7 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
         if parameter.requires_grad
     }
     license = license_of(settings.teacher, download=True) or _UNKNOWN
-    name = settings.base_model_name or recorded_name(settings.teacher)
+    name = settings.base_model_name or model_label(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
     resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}

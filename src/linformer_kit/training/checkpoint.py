@@ -68,11 +68,11 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
-    beside: Callable[[Path], None] = lambda folder: None,
+    extra_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
 
-    `beside` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
+    `extra_files` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
     """
     weights = _weights_if_sharded(model)
 
@@ -82,7 +82,7 @@ def save_model(
             tokenizer.save_pretrained(part)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
-            beside(part)
+            extra_files(part)
 
     write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")
 

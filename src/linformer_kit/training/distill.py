@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_cli.errors import DivergedError, InputError, renamed
-from linformer_cli.settings import DistillSettings, check_model_is_kept, recorded_name
+from linformer_cli.settings import DistillSettings, check_model_is_kept, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files
@@ -65,7 +65,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     _check(settings)
     run = Run("distill", settings)
     pair = _load_pair(settings)
-    beside = sentence_files(settings.teacher, longer=pair.longest)
+    extra_files = sentence_files(settings.teacher, longer=pair.longest)
     with run.process.local_main_process_first():  # the others read its cache
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {
@@ -74,11 +74,11 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         "student_fingerprint": fingerprint(pair.student),
     }
     run.open({"text": inputs.description}, fingerprints)
-    said = f"student, {pair.student.projection_matrix_count()} n → k matrices"
-    training = run.train(_distillation(settings, pair, inputs), _plan(settings, layerwise), said=said)
+    label = f"student, {pair.student.projection_matrix_count()} n → k matrices"
+    training = run.train(_distillation(settings, pair, inputs), _plan(settings, layerwise), label=label)
     results = _results(run, settings, pair, inputs, training)
     if training.diverged is None:
-        _save(run, settings, pair, results, beside)
+        _save(run, settings, pair, results, extra_files)
     run.write(write_distill_report, results)
     if training.diverged is not None:
         raise DivergedError(training.diverged)
@@ -195,7 +195,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
     return run.results(
         teacher={
-            "name": recorded_name(settings.teacher),
+            "name": model_label(settings.teacher),
             "type": teacher.config.model_type,
             "class": type(teacher).__name__,
             "parameters": teacher.num_parameters(),
@@ -222,7 +222,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     )
 
 
-def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, Any], beside: Files) -> None:
+def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, Any], extra_files: Files) -> None:
     """Save the student, and the adapter if there is one: then the student is the base model with the adapter merged."""
     model, adapter, example = pair.student, None, {}
     if pair.base is not None:
@@ -232,8 +232,8 @@ def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, An
         example = example_embedding(model, pair.tokenizer)
 
     def write(folder: Path) -> None:
-        write_files(beside, folder)
+        write_files(extra_files, folder)
         if adapter is not None:
             write_adapter(adapter, example, results, folder / ADAPTER)
 
-    save_model(model, pair.tokenizer, run.folder, beside=write)
+    save_model(model, pair.tokenizer, run.folder, extra_files=write)

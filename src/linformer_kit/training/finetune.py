@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from linformer_cli.errors import DivergedError, InputError, input_errors
-from linformer_cli.settings import FinetuneSettings, check_model_is_kept, recorded_name
+from linformer_cli.settings import FinetuneSettings, check_model_is_kept, model_label
 from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledItems, labelled_inputs
@@ -183,7 +183,7 @@ def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np
         metric=task.metric,
         patience=settings.early_stopping_patience,
     )
-    training = run.train(classification, plan, run.folder / f"seed-{seed}", said=f"seed {seed}")
+    training = run.train(classification, plan, run.folder / f"seed-{seed}", label=f"seed {seed}")
     if training.diverged is not None:
         raise DivergedError(f"seed {seed}: {training.diverged}")
     measured = training.measure()
@@ -212,7 +212,7 @@ def _results(run: Run, task: _Task, model: PreTrainedModel, runs: list[dict[str,
     texts = task.texts
     results = run.results(
         model={
-            "name": recorded_name(task.settings.model),
+            "name": model_label(task.settings.model),
             "type": model.config.model_type,
             "parameters": model.num_parameters(),
         },
@@ -230,7 +230,7 @@ def _results(run: Run, task: _Task, model: PreTrainedModel, runs: list[dict[str,
         runs=runs,
         summary={},
     )
-    if runs:  # refused before more seeds are trained
+    if runs:  # rejected before more seeds are trained
         with input_errors(str(run.folder / "metrics.json")), tempfile.TemporaryDirectory() as folder:
             _write(results, Path(folder))
     return results

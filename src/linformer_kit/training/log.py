@@ -81,13 +81,13 @@ class TrainingLog:
         rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
         self._bar.set_postfix_str(f"loss {loss:.3f}, {rate} {self._unit}/s", refresh=False)
 
-    def add(self, values: dict[str, float], said: str = "") -> None:
-        """Add a line of values, and print `said` above the progress bar."""
+    def add(self, values: dict[str, float], label: str = "") -> None:
+        """Add a line of values, and print `label` above the progress bar."""
         line = self._state.add(**values)
         for tracker in self._trackers:
             tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
-        if said and not self._bar.disable:
-            self._bar.write(f"update {self._state.update}: {said}", file=self._bar.fp)
+        if label and not self._bar.disable:
+            self._bar.write(f"update {self._state.update}: {label}", file=self._bar.fp)
 
     def close(self) -> None:
         """Close the progress bar and finish the trackers."""

@@ -131,7 +131,7 @@ def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: Linfor
         evaluate_first=True,
         metric="loss" if settings.load_best_model_at_end else None,
     )
-    training = run.train(task, plan, said=f"{model.config.attention} attention, {matrices} n → k matrices")
+    training = run.train(task, plan, label=f"{model.config.attention} attention, {matrices} n → k matrices")
     curve = training.state.logged("eval_loss")
     if training.diverged is None:
         save_model(model, data.tokenizer, run.folder)

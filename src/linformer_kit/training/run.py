@@ -18,7 +18,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from linformer_cli.errors import DivergedError, InputError
-from linformer_cli.settings import TrainingSettings, portable
+from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_kit.environment import environment, versions
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import (
@@ -169,14 +169,14 @@ class Run:
         write(self.folder / RUN_MARK, json.dumps(record, indent=2) + "\n")
         write_whole(self.folder / _SETTINGS, yaml.safe_dump(saved, sort_keys=False))
 
-    def train(self, task: Task, plan: Plan, folder: Path | None = None, *, said: str = "") -> Training:
+    def train(self, task: Task, plan: Plan, folder: Path | None = None, *, label: str = "") -> Training:
         """Train a task, or resume it.
 
         Args:
             task: The task to train.
             plan: Number of updates, learning rates, and when to evaluate and save.
             folder: Folder of the checkpoints; None: the folder of the run.
-            said: Description for the log.
+            label: Description for the log.
 
         Returns:
             The finished training; if it diverged, `diverged` says where, and earlier checkpoints are finite.
@@ -185,7 +185,7 @@ class Run:
         checkpoint = _checkpoint_to_resume(folder) if self.settings.resume else None
         training = Training(task, self.settings, plan, folder, checkpoint=checkpoint)
         size = f"{task.model.num_parameters():,} parameters"
-        logger.info("%s, %s, %s, on %s", said, size, training.engine.precision, self.process.device)
+        logger.info("%s, %s, %s, on %s", label, size, training.engine.precision, self.process.device)
         try:
             with deterministic_kernels(self.settings.full_determinism):
                 training.run()
@@ -202,7 +202,7 @@ class Run:
     def results(self, **results: Any) -> dict[str, Any]:
         """Results of the command: what was run on which machine, then the given results."""
         made = {"environment": environment(self.process.device), "versions": versions()}
-        return {"command": self.command, **results, "settings": portable(self.settings), **made}
+        return {"command": self.command, **results, "settings": without_local_paths(self.settings), **made}
 
     def write(self, write: Callable[..., object], *arguments: Any) -> None:
         """Let the main process call `write` with the arguments and the folder of the run; all raise if that fails."""

@@ -101,13 +101,13 @@ def test_untied_embeddings_stay_untied(tmp_path):
         ("BertLMHeadModel", {}, "BertForQuestionAnswering, BertModel, got BertLMHeadModel"),
     ],
 )
-def test_refused(class_name, fields, message, tmp_path):
+def test_rejected(class_name, fields, message, tmp_path):
     source(class_name, tmp_path, **({"hidden_act": "relu"} if "relu" in message else {}))
     with pytest.raises(InputError, match=re.escape(message)):
         load(tmp_path, **fields)
 
 
-def test_other_models_refused(tmp_path):
+def test_other_models_rejected(tmp_path):
     with pytest.raises(InputError, match=r"expected config\.json in .*, got none"):
         load(tmp_path.parent)
     source("RobertaForMaskedLM", tmp_path)
@@ -116,7 +116,7 @@ def test_other_models_refused(tmp_path):
         load(tmp_path)
 
 
-def test_half_a_model_refused(tmp_path):
+def test_half_a_model_rejected(tmp_path):
     model = source("BertModel", tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if "layer.1.output" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
@@ -176,7 +176,7 @@ def test_special_tokens_and_the_problem_are_carried(tmp_path):
     assert (config.bos_token_id, config.eos_token_id, config.problem_type) == (100, None, "regression")
 
 
-def test_numbers_that_are_none_refused(tmp_path):
+def test_numbers_that_are_none_rejected(tmp_path):
     theirs = source("BertModel", tmp_path)
     nn.init.constant_(theirs.encoder.layer[1].output.dense.bias, torch.nan)
     theirs.save_pretrained(tmp_path)

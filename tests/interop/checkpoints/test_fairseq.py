@@ -106,7 +106,7 @@ class Harmful:
         (lambda c: add(c, "encoder.extra.weight"), 'Unexpected key(s) in state_dict: "encoder.extra.weight"'),
     ],
 )
-def test_files_refused(change, message, tmp_path, capsys):
+def test_files_rejected(change, message, tmp_path, capsys):
     path = saved(tmp_path, change(official.checkpoint("headwise")))
     with pytest.raises(InputError, match=re.escape(message)):
         load_fairseq_checkpoint(path)

@@ -1,4 +1,4 @@
-"""The n → k maps: counts, shapes, starts and refusals."""
+"""The n → k maps: counts, shapes, starts and rejections."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_frozen_projections_stay_frozen(name, mode):
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
     ],
 )
-def test_refusals(arguments, message):
+def test_rejections(arguments, message):
     good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "sharing": "none"}
     good |= {"head_dim": 5, "shorter_input": "prefix", "initializer": "pooling"}
     with pytest.raises(InputError, match=re.escape(message)):

@@ -12,7 +12,7 @@ RESIZE_MODES = get_args(ResizeMode)
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:
-    """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
+    """Reject an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
 
     Raises:
         InputError: with the allowed modes or lengths.

@@ -93,6 +93,6 @@ def spread_order(count: int) -> list[int]:
 
 
 def check_start(name: Any) -> None:
-    """Refuse a name that is not in `STARTS`."""
+    """Reject a name that is not in `STARTS`."""
     if name not in STARTS:
         raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""Contents of files that made commands crash or hang are refused, each in one line."""
+"""Contents of files that made commands crash or hang are rejected, each in one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_part(place: Path, **values: Any) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | values))
 
 
-def test_settings_refused(tmp_path, capsys):
+def test_settings_rejected(tmp_path, capsys):
     """Without delay: YAML anchors make billions of values from a few lines."""
     path = tmp_path / "settings.yaml"
     for content in YAMLS:
@@ -61,20 +61,20 @@ def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fiel
 
 
 @pytest.mark.parametrize("runs", [3, [{"seed": 5, "metrics": {"loss": "a"}}]])
-def test_earlier_results_refused(places, tmp_path, capsys, runs):
+def test_earlier_results_rejected(places, tmp_path, capsys, runs):
     shutil.copytree(places.runs["finetune"], tmp_path / "run")
     write_part(tmp_path / "run" / "metrics.json", runs=runs)
     assert "metrics.json" in fail_last_line(capsys, *places.commands["finetune"](tmp_path), "--resume")
 
 
-def test_starts_refused(places, tmp_path, capsys):
+def test_starts_rejected(places, tmp_path, capsys):
     shutil.copytree(places.runs["pretrain"], tmp_path / "run")
     write_part(tmp_path / "run" / "run.json", starts=3)
     error = fail_last_line(capsys, *places.commands["pretrain"](tmp_path), "--resume")
     assert "run.json: expected a list of starts, got 3" in error
 
 
-def test_a_length_that_is_none_refused(encoder):
+def test_a_length_that_is_none_rejected(encoder):
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     tokenizer.model_max_length = "a"
     with pytest.raises(InputError, match=r"^tokenizer: expected a whole number as model_max_length, got 'a'$"):

@@ -1,4 +1,4 @@
-"""What a model that is split over processes refuses, on every process."""
+"""What a model that is split over processes rejects, on every process."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
             model(**inputs)
 
 
-def test_models_and_inputs_that_are_refused(tmp_path):
+def test_models_and_inputs_that_are_rejected(tmp_path):
     run(2, check_errors, tmp_path)
