@@ -64,7 +64,7 @@ class CostSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     output_dir: str | None = None
 
-    def encoder(self, kind: Kind, seq_len: int, projected_dim: int | None, **fields: int) -> Encoder:
+    def encoder(self, kind: Kind, seq_len: int, projected_dim: int | None, **fields: Any) -> Encoder:
         """An encoder of these widths."""
         widths = {name: getattr(self, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
         return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)

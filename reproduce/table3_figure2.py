@@ -6,7 +6,7 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
 
     python -m reproduce.table3_figure2                                      # an hour on 2 cores
     python -m reproduce.table3_figure2 --modes forward train                # and forward and backward
-    python -m reproduce.table3_figure2 --device cuda                        # 12 layers
+    python -m reproduce.table3_figure2 --device cuda --modes forward train --compile no default     # 12 layers
     python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --no-memory          # two minutes
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
@@ -31,16 +31,18 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError, out_of_memory
 from linformer_kit.analysis.encoders import (
+    Compiled,
     Encoder,
     Kind,
     Mode,
     build,
     device_of,
     dtype_of,
+    largest_batch,
     memory_of,
     time_encoders,
 )
-from linformer_kit.analysis.measure import can_measure_memory
+from linformer_kit.analysis.measure import can_measure_memory, interleaved
 from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
 
@@ -78,6 +80,7 @@ BUDGET = 16 * 2**30  # bytes, as in the paper
 TOKENS = {"cpu": 4096, "cuda": 65536}  # in a batch, at least one sequence
 MEMORY_TOKENS = 16384  # large compared with the random few MB of a process
 SECONDS = 10.0  # for all timed runs of one encoder at one length; memory of slower Transformers is not measured
+PRODUCT = 8192  # rows and columns of the matrices whose product is the best of a card
 SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
 
 
@@ -90,7 +93,11 @@ class Settings(CostSettings):
         lengths: Values of n in tokens.
         projected_dims: Values of k; all pairs with k < n are measured.
         baselines: Transformers to compare with.
-        memory: Measure memory too, each encoder in a process of its own; on a CPU on Linux only.
+        memory: Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch
+            that runs in 16 GiB.
+        compile: Operation by operation (no), and with these modes of torch.compile.
+        compiled_dims: Values of k of the compiled Linformers; default: all.
+        batch_tokens: Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
     """
 
     modes: list[Literal["forward", "train"]] = field(default_factory=lambda: ["forward"])
@@ -98,20 +105,25 @@ class Settings(CostSettings):
     projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
     baselines: list[Literal["full", "roberta", "eager"]] = field(default_factory=lambda: ["full", "roberta", "eager"])
     memory: bool = True
+    compile: list[Compiled] = field(default_factory=lambda: ["no"])  # type: ignore[arg-type]
+    compiled_dims: list[int] | None = None
+    batch_tokens: int | None = None
 
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record of the time of each encoder, and one of its memory."""
     check_numbers(settings)
     device = device_of(settings.device)
+    if device.type == "cuda" and results.find(measured="product") is None:
+        results.add(measured="product", dtype=dtype_of(settings.dtype, device), rate=best_product(settings, device))
     if settings.memory and not can_measure_memory(device):
         raise InputError("memory: expected False, because memory of a CPU is measured on Linux only, got True")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
         layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
         encoders = [settings.encoder(kind, n, k, num_hidden_layers=layers) for kind, k in encoders_of(settings, n)]
         for mode in settings.modes:
-            add_times(settings, encoders, mode, device, results)
-            if settings.memory:
+            add_times(settings, variants(settings, encoders), mode, device, results)
+            if settings.memory and "no" in settings.compile:
                 for encoder in tqdm(encoders, desc=f"n {n:,}, {mode}, memory", leave=False):
                     add_memory(settings, encoder, mode, device, results)
 
@@ -122,17 +134,54 @@ def encoders_of(settings: Settings, n: int) -> list[tuple[Kind, int | None]]:
     return baselines + [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
 
 
+def variants(settings: Settings, encoders: list[Encoder]) -> list[Encoder]:
+    """The encoders as they are and compiled, without eager attention and Linformers of other k than asked for."""
+    dims = settings.compiled_dims or settings.projected_dims
+    return [
+        replace(encoder, compiled=compiled)
+        for compiled in settings.compile
+        for encoder in encoders
+        if compiled == "no" or encoder.kind in ("full", "roberta") or encoder.projected_dim in dims
+    ]
+
+
+def best_product(settings: Settings, device: torch.device) -> float:
+    """Operations a second of a product of two random matrices of 8,192 × 8,192, the best that the device gives."""
+    dtype = getattr(torch, dtype_of(settings.dtype, device))
+    left, right = (torch.randn(PRODUCT, PRODUCT, device=device, dtype=dtype) for _ in range(2))
+    runs = interleaved({"": lambda: [left @ right for _ in range(10)]}, device=device, repetitions=10)[""]
+    return 10 * 2 * PRODUCT**3 / statistics.median(runs)
+
+
+def operations(encoder: Encoder, mode: str) -> float:
+    """Floating-point operations of the products of one layer for one token; a backward pass has twice as many.
+
+    A Linformer compresses its input once, as E = F, and maps k slots to keys and values.
+    """
+    width, n, k = encoder.hidden_size, encoder.seq_len, encoder.projected_dim
+    keys_and_values = 2 * n * width if k is None else k * width + 2 * k * width
+    mapped = 2 * width**2 + 2 * width**2 * (1 if k is None else k / n) + 2 * width * encoder.intermediate_size
+    return 2 * (mapped + keys_and_values) * (3 if mode == "train" else 1)
+
+
 def key_of(encoder: Encoder, mode: Mode, measured: str) -> dict[str, Any]:
     """The fields that name a record."""
-    named = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
+    named: dict[str, Any] = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
+    if encoder.compiled != "no":
+        named["compiled"] = encoder.compiled
     return {"measured": measured, "mode": mode, **named}
+
+
+def is_measured(results: Results, encoder: Encoder, mode: Mode, measured: str) -> bool:
+    """Whether there is a record."""
+    return results.find(**{"compiled": None} | key_of(encoder, mode, measured)) is not None
 
 
 def add_times(settings: Settings, encoders: list[Encoder], mode: Mode, device: torch.device, results: Results) -> None:
     """Time the encoders of one length alternately."""
-    missing = [encoder for encoder in encoders if results.find(**key_of(encoder, mode, "time")) is None]
+    missing = [encoder for encoder in encoders if not is_measured(results, encoder, mode, "time")]
     dtype = dtype_of(settings.dtype, device)
-    batch = max(1, TOKENS[device.type] // encoders[0].seq_len)
+    batch = max(1, (settings.batch_tokens or TOKENS[device.type]) // encoders[0].seq_len)
     possible = [encoder for encoder in missing if room(encoder, mode, device, dtype) >= batch]
     times = time_encoders(
         possible, batch, mode, device, getattr(torch, dtype), repetitions=settings.repetitions, seconds=SECONDS
@@ -141,17 +190,17 @@ def add_times(settings: Settings, encoders: list[Encoder], mode: Mode, device: t
         common = key_of(encoder, mode, "time") | {"dtype": dtype, "layers": encoder.num_hidden_layers, "batch": batch}
         results.add(**common, **times.get(encoder, {"skipped": True}))
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the processes that measure memory share the device
+        torch.cuda.empty_cache()
 
 
 def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.device, results: Results) -> None:
-    """Peak memory of a few layers.
+    """Peak memory of a few layers, on a GPU of all and the largest batch.
 
     In a forward pass layers use the same memory one after the other, so one is measured on a CPU; in training each
     keeps its own, and with several layers, memory needed only once counts less.
     """
     key = key_of(encoder, mode, "memory")
-    if results.find(**key) is not None:
+    if is_measured(results, encoder, mode, "memory"):
         return
     dtype = dtype_of(settings.dtype, device)
     timed = results.find(**key_of(encoder, mode, "time")) or {}
@@ -170,7 +219,13 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
         results.add(**key, skipped=True, failed=str(error).partition("\n")[0])
         return
     weights = weight_bytes(encoder, getattr(torch, dtype))
-    results.add(**key, batch=batch, layers=layers, peak_bytes=peak, weight_bytes=weights)
+    record = {"batch": batch, "layers": layers, "peak_bytes": peak, "weight_bytes": weights}
+    if device.type == "cuda":
+        first = int(largest_batches(pandas.DataFrame([record | {"mode": mode}])).iloc[0])
+        record["largest_batch"] = largest_batch(
+            encoder, mode, device, getattr(torch, dtype), budget=BUDGET, first=first
+        )
+    results.add(**key, **record)
 
 
 def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> float:
@@ -188,7 +243,7 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
 
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
     """Bytes of the parameters with `LAYERS` layers."""
-    model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("cpu"), dtype)
+    model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("meta"), dtype)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -200,31 +255,39 @@ def times(content: Record, mode: str) -> pandas.DataFrame:
 
 
 def memories(content: Record, mode: str) -> pandas.DataFrame:
-    """The memory of a mode, `cost`: bytes of a sequence, and `rate`: the largest batch.
-
-    The batch of a model of 12 layers in the budget, computed, not rounded: weights count twice in training, for their
-    gradients, and the memory of fewer layers is scaled up.
-    """
+    """The memory of a mode, `cost`: bytes of a sequence, and `rate`: the largest batch, run or computed."""
     frame = records_of(content, mode, "memory")
-    frame["cost"] = frame["peak_bytes"] / frame["batch"]
-    free = BUDGET - frame["weight_bytes"] * (2 if mode == "train" else 1)
-    return frame.assign(rate=free.clip(lower=0) / frame["cost"] * (frame["layers"] / LAYERS if mode == "train" else 1))
+    ran = frame["largest_batch"] if "largest_batch" in frame else largest_batches(frame)
+    return frame.assign(cost=frame["peak_bytes"] / frame["batch"], rate=ran)
+
+
+def largest_batches(frame: pandas.DataFrame) -> pandas.Series:
+    """The batch of a model of 12 layers in the budget, computed, not rounded.
+
+    Weights count twice in training, for their gradients, and the memory of fewer layers is scaled up.
+    """
+    train = frame["mode"] == "train"
+    free = BUDGET - frame["weight_bytes"] * (1 + train)
+    layers = (frame["layers"] / LAYERS).where(train, 1.0)
+    return free.clip(lower=0) / (frame["peak_bytes"] / frame["batch"]) * layers
 
 
 def records_of(content: Record, mode: str, measured: str) -> pandas.DataFrame:
     """The records with measurements of one kind, by n, Transformers first."""
     frame = pandas.DataFrame(content["records"])
     frame = frame[(frame["mode"] == mode) & (frame["measured"] == measured)]
+    frame = frame.assign(compiled=frame["compiled"].fillna("no") if "compiled" in frame else "no")
     if "skipped" in frame:
         frame = frame[frame["skipped"].isna()]
     place = frame["encoder"].map([*BASELINES, "linformer"].index)
-    return frame.assign(place=place).sort_values(["n", "place", "k"], ignore_index=True)
+    return frame.assign(place=place).sort_values(["n", "compiled", "place", "k"], ignore_index=True)
 
 
 def saved(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
     """The Linformer's rate over the baseline's, `ratio`, for each n and k where both were measured."""
     ours = frame[frame["encoder"] == "linformer"].astype({"k": int})
     theirs = frame[frame["encoder"] == baseline].set_index("n")["rate"]
+    theirs = theirs[theirs > 0]
     return ours[["n", "k"]].assign(ratio=ours["rate"] / ours["n"].map(theirs)).dropna()
 
 
@@ -251,21 +314,36 @@ def grid(ratios: pandas.DataFrame, paper: Published) -> str:
     )
 
 
-def name_of(encoder: str, k: float) -> str:
+def name_of(encoder: str, k: float, compiled: str = "no") -> str:
     """The encoder's name in a table."""
-    return f"Linformer, k {k:,.0f}" if encoder == "linformer" else f"Transformer, {encoder}"
+    name = f"Linformer, k {k:,.0f}" if encoder == "linformer" else f"Transformer, {encoder}"
+    return name if compiled == "no" else f"{name}, {label(compiled)}"
 
 
-def time_table(frame: pandas.DataFrame) -> str:
-    """Time of a batch, and of one layer per token."""
+def label(compiled: str) -> str:
+    """A mode of compiling in words."""
+    return "compiled" if compiled == "default" else f"compiled ({compiled})"
+
+
+def time_table(content: Record, frame: pandas.DataFrame) -> str:
+    """Time of a batch, and of one layer per token; on a GPU also memory and the share of its best product."""
     shown = pandas.DataFrame({"n": frame["n"].map("{:,}".format), "batch": frame["batch"].astype(int)})
     shown["layers"] = frame["layers"].astype(int)
-    shown["encoder"] = list(map(name_of, frame["encoder"], frame["k"]))
+    shown["encoder"] = list(map(name_of, frame["encoder"], frame["k"], frame["compiled"]))
     low, median, high = (frame[name].mul(1e3).map("{:,.1f}".format) for name in ("min_s", "median_s", "max_s"))
     shown["batch, ms"] = median
     shown["least – most, ms"] = low + " – " + high
     shown["runs"] = frame["runs"].astype(int)
     shown["token and layer, µs"] = frame["cost"].mul(1e6).map("{:,.3g}".format)
+    product = next((record["rate"] for record in content["records"] if record["measured"] == "product"), None)
+    if product is not None:
+        settings = Settings(**{name: value for name, value in content["settings"].items() if name != "device"})
+        needed = [
+            operations(settings.encoder(kind, n, None if math.isnan(k) else int(k)), mode)
+            for kind, n, k, mode in frame[["encoder", "n", "k", "mode"]].itertuples(index=False)
+        ]
+        shown["share of the best product"] = (needed / frame["cost"] / product).map("{:.2f}".format)
+        shown["peak, MiB"] = frame["peak_bytes"].div(2**20).map("{:,.0f}".format)
     return markdown(shown)
 
 
@@ -276,7 +354,8 @@ def memory_table(frame: pandas.DataFrame) -> str:
     peak, batch = frame["peak_bytes"].div(2**20).map("{:,.0f}".format), frame["batch"].map("{:,.0f}".format)
     shown["peak, MiB (batch)"] = peak + " (" + batch + ")"
     shown["sequence, MiB"] = frame["cost"].div(2**20).map("{:,.1f}".format)
-    shown["largest batch, computed"] = frame["rate"].astype(int).map("{:,}".format)
+    name = "largest batch, run" if "largest_batch" in frame else "largest batch, computed"
+    shown[name] = frame["rate"].astype(int).map("{:,}".format)
     return markdown(shown)
 
 
@@ -284,6 +363,14 @@ def table(content: Record) -> str:
     """Time and memory saved against each Transformer, with the paper's figures, then the measurements."""
     settings = content["settings"]
     dtype = next(record["dtype"] for record in content["records"] if record["measured"] == "time")
+    product = next((record for record in content["records"] if record["measured"] == "product"), None)
+    accelerator = (
+        ""
+        if product is None
+        else f"""
+Best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}: {product["rate"] / 1e12:,.0f} TFLOP/s; its share
+counts the products of a pass alone. Compiled: torch.compile of each layer. Largest batches were run."""
+    )
     parts = [
         f"""# Table 3 and Figure 2: time and memory saved, {dtype}
 
@@ -294,15 +381,17 @@ Times are medians of up to {settings["repetitions"]} runs, encoders alternating,
 A training step has no optimiser and no dropout.
 Memory is the peak of a run in a process of its own, minus the memory in use before (the resident set on a CPU,
 allocated memory on a GPU); saved is the ratio of the largest batches in 16 GiB beside the weights of 12 layers,
-computed from the memory of a sequence, not rounded."""
+computed from the memory of a sequence, not rounded.{accelerator}"""
     ]
     for mode in settings["modes"]:
         for what in ("time", "memory") if settings["memory"] else ("time",):
             frame = times(content, mode) if what == "time" else memories(content, mode)
-            for name in (name for name in BASELINES if name in settings["baselines"]):
-                ratios = grid(saved(frame, name), paper_of(mode, what == "time"))
-                parts.append(f"## {MODES[mode]}: {what} saved against {BASELINES[name]}\n\n{ratios}")
-            measured = time_table(frame) if what == "time" else memory_table(frame)
+            for kind, part in frame.groupby("compiled", sort=False):
+                suffix = "" if kind == "no" else f", both {label(str(kind))}"
+                for name in (name for name in BASELINES if name in set(part["encoder"])):
+                    ratios = grid(saved(part, name), paper_of(mode, what == "time"))
+                    parts.append(f"## {MODES[mode]}: {what} saved against {BASELINES[name]}{suffix}\n\n{ratios}")
+            measured = time_table(content, frame) if what == "time" else memory_table(frame)
             parts.append(f"## {MODES[mode]}: {what}\n\n{measured}")
     return "\n\n".join(parts)
 
@@ -320,11 +409,11 @@ def draw(content: Record) -> Figure:
     figure, panels = new_figure((4.6 * columns, 4.2 * rows), rows, columns, squeeze=False)
     first = next(name for name in BASELINES if name in settings["baselines"])
     for row, mode in zip(panels, settings["modes"], strict=True):
-        frame = times(content, mode)
+        frame = uncompiled(times(content, mode))
         draw_times(row[0], frame)
         row[0].set_title(MODES[mode])
         for axes, rates, what in zip(row[1:], (times, memories), ("time", "memory (largest batch)"), strict=False):
-            draw_saved(axes, saved(rates(content, mode), first), paper_of(mode, rates is times))
+            draw_saved(axes, saved(uncompiled(rates(content, mode)), first), paper_of(mode, rates is times))
             axes.set_title(f"against Transformer, {first}")
             axes.set_ylabel(f"{what} saved, ×")
         for axes in row:
@@ -332,6 +421,12 @@ def draw(content: Record) -> Figure:
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=8)
     return figure
+
+
+def uncompiled(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The records of encoders as they are, or of all if all are compiled."""
+    plain = frame[frame["compiled"] == "no"]
+    return plain if len(plain) else frame
 
 
 def drawn_dims(frame: pandas.DataFrame) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import RobertaConfig, RobertaModel
+from transformers import PreTrainedModel, RobertaConfig, RobertaModel
 
 from linformer_cli.errors import input_errors
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
@@ -22,9 +22,11 @@ from linformer_kit.models.modeling import LinformerModel
 
 Kind = Literal["linformer", "full", "roberta", "eager"]
 Mode = Literal["forward", "train"]
+Compiled = Literal["no", "default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 _FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
 _WARM_UP_TOKENS = 64
+_COMPILING_RUNS = 3  # compiles, records and first replays CUDA graphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Encoder:
         num_attention_heads: h.
         intermediate_size: Width of the feed-forward layer.
         vocab_size: Tokens in the vocabulary; small, as the time of the lookup does not depend on it.
+        compiled: Mode of `torch.compile` of each layer; `no`: operation by operation.
     """
 
     kind: Kind
@@ -51,10 +54,11 @@ class Encoder:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     vocab_size: int = 1000
+    compiled: Compiled = "no"
 
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
-    """Build the model with random weights, initialised in the data type."""
+    """Build the model with random weights, initialised on the device and in the data type."""
     widths = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
     fields: dict[str, Any] = {name: getattr(encoder, name) for name in widths}
     fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -62,18 +66,26 @@ def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
     try:
-        model: nn.Module
-        if encoder.kind in ("roberta", "eager"):
-            attention = "sdpa" if encoder.kind == "roberta" else "eager"
-            fields |= {"max_position_embeddings": encoder.seq_len + 2, "type_vocab_size": 1}
-            model = RobertaModel(RobertaConfig(**fields, attn_implementation=attention), add_pooling_layer=False)
-        else:
-            kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
-            config = LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
-            model = LinformerModel(config)
+        with device:
+            model = _model(encoder, fields)
     finally:
         torch.set_default_dtype(before)
+    if encoder.compiled != "no":
+        # Layer by layer: one program for all of them, and compiled in the time of one.
+        for layer in next(part for part in model.encoder.children() if isinstance(part, nn.ModuleList)):
+            layer.compile(mode=encoder.compiled, dynamic=False)
     return model.to(device).train(mode == "train")
+
+
+def _model(encoder: Encoder, fields: dict[str, Any]) -> PreTrainedModel:
+    if encoder.kind in ("roberta", "eager"):
+        attention = "sdpa" if encoder.kind == "roberta" else "eager"
+        fields |= {"max_position_embeddings": encoder.seq_len + 2, "type_vocab_size": 1}
+        return RobertaModel(RobertaConfig(**fields, attn_implementation=attention), add_pooling_layer=False)
+    kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
+    return LinformerModel(
+        LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
+    )
 
 
 def random_ids(encoder: Encoder, batch: int, device: torch.device) -> Int[Tensor, "batch seq_len"]:
@@ -108,17 +120,31 @@ def time_encoders(
     repetitions: int,
     seconds: float = 10.0,
 ) -> dict[Encoder, dict[str, Any]]:
-    """Time a batch of random tokens in encoders of one length: `summary` of each, with arguments as `interleaved`."""
+    """Time a batch of random tokens in encoders of one length, with arguments as `interleaved`.
+
+    Returns:
+        `summary` of each, on an accelerator with `peak_bytes` of a run beside all weights.
+    """
+    torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
     runs = {
         encoder: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
         for encoder in encoders
     }
+    for encoder, run in runs.items():
+        if encoder.compiled != "no":
+            for _ in range(_COMPILING_RUNS):
+                run()
     timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
-    return {encoder: summary(taken) for encoder, taken in timings.items()}
+    peaks = (
+        {} if device.type == "cpu" else {name: {"peak_bytes": peak_bytes(run, device)} for name, run in runs.items()}
+    )
+    return {encoder: summary(taken) | peaks.get(encoder, {}) for encoder, taken in timings.items()}
 
 
 def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
-    """Peak bytes of one run in a fresh process, minus those of weights and gradients, in use before it."""
+    """Peak bytes of one run minus those of weights and gradients, in use before it; on a CPU in a fresh process."""
+    if device.type != "cpu":
+        return _memory_of(encoder, batch, mode, device, dtype)
     return in_fresh_process(_memory_of, encoder, batch, mode, device, dtype)
 
 
@@ -127,6 +153,42 @@ def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, d
     short, whole = (runner(model, part, mode, keep_gradients=True) for part in (ids[:1, :_WARM_UP_TOKENS], ids))
     short()  # initialises libraries and allocates gradients
     return peak_bytes(whole, device)
+
+
+def largest_batch(
+    encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
+) -> int:
+    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
+
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
+
+    Args:
+        encoder: The encoder.
+        mode: A forward pass, or a forward and a backward pass without an optimiser.
+        device: The device.
+        dtype: Data type of weights and activations.
+        budget: Bytes that torch may take.
+        first: First guess.
+
+    Returns:
+        The number of sequences, 0 if not even one fits.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
+    try:
+        model = build(encoder, device, dtype, mode)
+        batch, ran, failed = max(1, first), 0, None
+        while batch > ran and (failed is None or batch < failed):
+            torch.cuda.empty_cache()
+            try:
+                runner(model, random_ids(encoder, batch, device), mode)()
+                ran, batch = batch, max(batch + 1, int(batch * 1.08))
+            except torch.OutOfMemoryError:
+                model.zero_grad(set_to_none=True)
+                failed, batch = batch, min(batch - 1, int(batch / 1.08))
+        return ran
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def device_of(name: str) -> torch.device:
