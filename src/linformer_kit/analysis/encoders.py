@@ -70,7 +70,9 @@ def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode
             model = _model(encoder, fields)
     finally:
         torch.set_default_dtype(before)
-    if encoder.compiled != "no":
+    if encoder.compiled == "reduce-overhead":
+        model.compile(mode=encoder.compiled, dynamic=False)  # whole: a graph's outputs are the inputs of the next one
+    elif encoder.compiled != "no":
         # Layer by layer: one program for all of them, and compiled in the time of one.
         for layer in next(part for part in model.encoder.children() if isinstance(part, nn.ModuleList)):
             layer.compile(mode=encoder.compiled, dynamic=False)

@@ -20,13 +20,14 @@ from transformers.utils import output_capturing
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import project_heads
-from linformer_kit.operator.conditions import has_values
+from linformer_kit.operator.conditions import has_values, is_transformed
 from linformer_kit.operator.drop_in import padding_from_scores
-from linformer_kit.operator.padding import put_back, right_padded, take_positions
+from linformer_kit.operator.padding import is_right_padded, put_back, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.slots import Order, attend_slots
 
 IMPLEMENTATION = "linformer"
+_RIGHT_PADDED = "_linformer_right_padded"  # attribute of a mask for all layers of a forward pass: it was looked at
 LAYER = "linformer"  # attribute of an attention module: the state of the layer; of the base model: a shared E and F
 
 
@@ -92,7 +93,8 @@ def linear_attention(
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
-    order, lengths = (None, None) if padding is None else right_padded(padding)
+    is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
+    order, lengths = (None, None) if padding is None else right_padded(padding, is_known=is_known)
     shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
     if order is not None:
         key, value = (_moved(heads, order, take_positions) for heads in (key, value))
@@ -196,8 +198,12 @@ def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **a
         of_all = pairs is not None and arguments.get("local_size") is None and has_values(pairs)
         # Gemma's encoders turn a causal mask into one in which every query sees the same tokens.
         return pairs[:, 0, 0] if of_all and (pairs == pairs[:, :, :1]).all() else pairs
-    if attention_mask is not None and has_values(attention_mask) and attention_mask.all():
+    if attention_mask is None or is_transformed():
+        return attention_mask
+    readable = has_values(attention_mask)  # not while a CUDA graph is captured
+    if readable and attention_mask.all():
         return None
+    setattr(attention_mask, _RIGHT_PADDED, readable and is_right_padded(attention_mask == 0))
     return attention_mask
 
 

@@ -80,9 +80,9 @@ def require_in_trace(condition: Tensor, message: str) -> None:
         private.assert_when_run(condition, message)
 
 
-def is_ordinary(tensor: Tensor) -> bool:
-    """Whether a tensor is a plain CPU tensor: no subclass, no functorch batch."""
-    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+def is_ordinary(tensor: Tensor, device: str = "cpu") -> bool:
+    """Whether a tensor is a plain tensor of a kind of device: no subclass, no functorch batch."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device
     return is_plain and not private.is_batch_of_gradients(tensor)
 
 

@@ -18,18 +18,26 @@ _LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ON
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 
-def right_padded(mask: Bool[Tensor, "batch seq_len"]) -> tuple[Int[Tensor, "batch seq_len"] | None, Tensor]:
+def right_padded(
+    mask: Bool[Tensor, "batch seq_len"], *, is_known: bool = False
+) -> tuple[Int[Tensor, "batch seq_len"] | None, Tensor]:
     """The order that makes sequences right-padded, and their lengths.
 
     Args:
         mask: True where padded: on the left, on the right, or in the middle.
+        is_known: Whether it is known to be padded on the right only. Else its values are read where that is cheap.
 
     Returns:
         The order for `take_positions`, None if the sequences are known to be right-padded; and the number of real
         tokens, `[batch]`.
     """
-    is_ordered = values_are_cheap(mask) and bool((mask[:, 1:] >= mask[:, :-1]).all())
+    is_ordered = is_known or (values_are_cheap(mask) and is_right_padded(mask))
     return None if is_ordered else real_tokens_first(mask), (~mask).sum(dim=1)
+
+
+def is_right_padded(mask: Bool[Tensor, "batch seq_len"]) -> bool:
+    """Whether no real token follows padding, True in the mask. On an accelerator this waits for all queued work."""
+    return bool((mask[:, 1:] >= mask[:, :-1]).all())
 
 
 def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch seq_len"]:

@@ -140,9 +140,10 @@ def widens(*tensors: Tensor | None) -> bool:
     There torch computes products in this format with one core and without vectors, or oneDNN emulates them; both take
     longer than float32 with its conversions (docs/speed.md), and round more often.
     """
-    if must_be_plain() or torch.is_autocast_enabled("cpu"):  # first: the processor cannot be asked in a trace
-        return False
     given = [tensor for tensor in tensors if tensor is not None]
+    # First: the processor cannot be asked in a trace.
+    if given[0].device.type != "cpu" or must_be_plain() or torch.is_autocast_enabled("cpu"):
+        return False
     dtype = given[0].dtype
     return not Processor.here().has_instructions(dtype) and all(
         tensor.dtype == dtype and is_ordinary(tensor) for tensor in given
@@ -156,7 +157,8 @@ def in_float32(*tensors: Tensor | None) -> Iterator[Any]:
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
-        not must_be_plain()
+        inputs.device.type == "cpu"
+        and not must_be_plain()
         and inputs.dtype == weight.dtype
         and (
             (inputs.dtype == torch.float32 and Processor.here().onednn_is_faster)

@@ -6,7 +6,8 @@ part is computed again in the backward pass, so that no P̄ is kept. Few large c
 the slowest core, which costs most where other processes use the cores too.
 
 Products gain a quarter of a layer on AVX-512 with bfloat16, where flash attention does without the instructions; parts
-with neighbours gain up to 1.4 times on AVX2 in float32 (docs/speed.md). The plain operations are
+with neighbours gain up to 1.4 times on AVX2 in float32, and on a GPU flash attention over the blocks of neighbours
+saves the scores (docs/speed.md). The plain operations are
 `F.scaled_dot_product_attention` and `neighbours.Blocks`.
 """
 
@@ -30,6 +31,7 @@ from linformer_kit.operator.padding import of_samples
 
 _SCORES = 3 << 20  # elements of P̄ of one part by products
 _COLUMNS = 6 << 20  # elements of the keys of one part by flash attention; larger tensors get new memory each time
+_COLUMNS_ON_GPU = 1 << 28
 _ROWS = 128  # of a block of queries with neighbours; all of them are multiplied with rows + w - 1 tokens
 _MOST_ROWS = 512  # with wide windows
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
@@ -60,20 +62,21 @@ def attention(
         few_keys: Whether products may be used without neighbours; otherwise flash attention.
     """
     tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
-    runs_in_parts = _runs_on_cpu(tensors) and 0 <= dropout < 1
-    if neighbours is not None and not runs_in_parts:
+    on_cpu = _runs_on(tensors, "cpu") and 0 <= dropout < 1
+    if neighbours is not None and not (on_cpu or _runs_on(tensors, "cuda")):
         plain = Blocks.of(query, neighbours)
         of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
         return plain.product(of_slots, of_seen, value)
-    by_products = runs_in_parts and few_keys and _prefers_products(query, key, neighbours, dropout)
+    by_products = on_cpu and few_keys and _prefers_products(query, key, neighbours, dropout)
     if neighbours is None and not by_products:
         return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
 
     samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
-    attend = functools.partial(_attend, by_products=by_products)
+    attend = functools.partial(_attend, by_products=by_products, dropout=0.0 if by_products else dropout)
     if needs_gradient(*tensors):
-        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-    seeds = itertools.count(int(torch.randint(1 << 62, (), device="cpu")) if dropout else 0)
+        has_seed = by_products or not dropout
+        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=not has_seed)
+    seeds = itertools.count(int(torch.randint(1 << 62, (), device="cpu")) if by_products and dropout else 0)
     contexts = []
     # Split, not sliced: in the backward pass each slice becomes a tensor of the whole size.
     for group, (queries, keys, values, *tokens) in enumerate(
@@ -84,7 +87,7 @@ def attention(
         of_group = []
         for part, of_part in enumerate(queries.split(rows, dim=2)):
             seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
-            drop = _Dropout(dropout, next(seeds)) if dropout else None
+            drop = _Dropout(dropout, next(seeds)) if by_products and dropout else None
             of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen, drop))
         contexts.append(torch.cat(of_group, dim=1))
     return torch.cat(contexts).transpose(1, 2)
@@ -94,17 +97,17 @@ def arranged(
     key: Float[Tensor, "batch heads keys head_dim"], value: Float[Tensor, "batch heads keys head_dim"]
 ) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
     """Copy keys and values to the memory layout that is fastest for repeated calls of `attention`."""
-    if _runs_on_cpu([key, value]) and _prefers_products(key, key, None, 0.0):
+    if _runs_on([key, value], "cpu") and _prefers_products(key, key, None, 0.0):
         return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
     return key.contiguous(), value.contiguous()
 
 
-def _runs_on_cpu(tensors: Sequence[Tensor]) -> bool:
+def _runs_on(tensors: Sequence[Tensor], device: str) -> bool:
     dtype = tensors[0].dtype
     return (
         not must_be_plain()
-        and all(is_ordinary(tensor) and tensor.dtype == dtype for tensor in tensors)
-        and (not torch.is_autocast_enabled("cpu") or dtype == torch.get_autocast_dtype("cpu"))
+        and all(is_ordinary(tensor, device) and tensor.dtype == dtype for tensor in tensors)
+        and (not torch.is_autocast_enabled(device) or dtype == torch.get_autocast_dtype(device))
     )
 
 
@@ -124,7 +127,8 @@ def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_prod
     """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
     _, heads, length, head_dim = query.shape
     block_rows, columns = (1, slots) if neighbours is None else _block_size(length, slots, neighbours.window)
-    most = _SCORES // (heads * columns) if by_products else _COLUMNS * block_rows // (heads * head_dim * columns)
+    keys = _COLUMNS if query.device.type == "cpu" else _COLUMNS_ON_GPU
+    most = _SCORES // (heads * columns) if by_products else keys * block_rows // (heads * head_dim * columns)
     parts = -(-length // max(block_rows, most))
     rows = -(-length // max(1, parts) // block_rows) * block_rows
     return max(1, most // max(1, length)), max(1, rows)
@@ -145,11 +149,12 @@ def _attend(
     drop: _Dropout | None,
     *,
     by_products: bool,
+    dropout: float,
 ) -> Tensor:
     """The context of a part, `[samples, rows, heads, head_dim]`."""
     if neighbours is None:
         return _products(query, key, value, mask, drop).transpose(1, 2)
-    return _with_neighbours(query, key, value, mask, neighbours, by_products, drop)
+    return _with_neighbours(query, key, value, mask, neighbours, by_products, drop, dropout)
 
 
 def _with_neighbours(
@@ -160,6 +165,7 @@ def _with_neighbours(
     neighbours: Neighbours,
     by_products: bool,
     drop: _Dropout | None,
+    dropout: float,
 ) -> Tensor:
     """The context of rows over the slots and the tokens that they see: one row of columns for each block of rows."""
     given, slots = query.dtype, key.shape[2]
@@ -169,13 +175,14 @@ def _with_neighbours(
     rows, columns = _block_size(query.shape[2], slots, neighbours.window)
     near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
     keys, values = _columns(key, near.key), _columns(value, near.value)
-    bias = near.bias(mask, slots, dtype if by_products else torch.promote_types(dtype, torch.float32))
+    in_given = by_products or query.device.type != "cpu"
+    bias = near.bias(mask, slots, dtype if in_given else torch.promote_types(dtype, torch.float32))
     bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
     queries = _blocks_first(near.query)
     if by_products:
         context = _products(queries, keys, values, None, drop, bias)
     else:
-        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
     context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
     return context[:, : near.length].to(given)
 
