@@ -34,7 +34,11 @@ def _jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
     """`jaxtyping.jaxtyped`, which the hook puts on everything, for functions that name an array."""
 
     def decorated(kind: Any) -> Any:
-        if not isfunction(kind) or not any(map(_ARRAY.search, map(str, kind.__annotations__.values()))):
+        if (
+            torch.compiler.is_compiling()
+            or not isfunction(kind)
+            or not any(map(_ARRAY.search, map(str, kind.__annotations__.values())))
+        ):
             return kind
         _CHECKED[kind] = _everything(kind, typechecker=typechecker)
 
