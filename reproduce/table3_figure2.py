@@ -38,8 +38,9 @@ from linformer_kit.analysis.encoders import (
     build,
     device_of,
     dtype_of,
-    largest_batch,
     memory_of,
+    random_ids,
+    runner,
     time_encoders,
 )
 from linformer_kit.analysis.measure import can_measure_memory, interleaved
@@ -241,6 +242,42 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
     return SHARE_OF_FREE_MEMORY * free // needed
 
 
+def largest_batch(
+    encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
+) -> int:
+    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
+
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
+
+    Args:
+        encoder: The encoder.
+        mode: A forward pass, or a forward and a backward pass without an optimiser.
+        device: The device.
+        dtype: Data type of weights and activations.
+        budget: Bytes that torch may take.
+        first: First guess.
+
+    Returns:
+        The number of sequences, 0 if not even one fits.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
+    try:
+        model = build(encoder, device, dtype, mode)
+        batch, ran, failed = max(1, first), 0, None
+        while batch > ran and (failed is None or batch < failed):
+            torch.cuda.empty_cache()
+            try:
+                runner(model, random_ids(encoder, batch, device), mode)()
+                ran, batch = batch, max(batch + 1, int(batch * 1.08))
+            except torch.OutOfMemoryError:
+                model.zero_grad(set_to_none=True)
+                failed, batch = batch, min(batch - 1, int(batch / 1.08))
+        return ran
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
     """Bytes of the parameters with `LAYERS` layers."""
     model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("meta"), dtype)
@@ -368,8 +405,8 @@ def table(content: Record) -> str:
     product = next((record for record in content["records"] if record["measured"] == "product"), None)
     rate = 0.0 if product is None else product["rate"] / 1e12
     ran = f"""found by running them.
-The best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}, has {rate:,.0f} TFLOP/s; its share counts the
-products of a pass alone. Compiled: torch.compile of each layer; reduce-overhead: of the model."""
+The best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}, has {rate:,.0f} TFLOP/s; its share
+counts the products of a pass alone. Compiled: torch.compile of each layer; reduce-overhead: of the model."""
     parts = [
         f"""# Table 3 and Figure 2: time and memory saved, {dtype}
 

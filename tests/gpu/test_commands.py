@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linformer_kit.analysis.encoders import Encoder, largest_batch
+from linformer_kit.analysis.encoders import Encoder
+from reproduce.table3_figure2 import largest_batch
 from tests.faults.runs import (
     assert_equal,
     distill_command,
@@ -80,5 +81,5 @@ def test_the_largest_batch_runs_and_a_larger_one_does_not(device):
     encoder = Encoder(kind="linformer", seq_len=512, projected_dim=64, hidden_size=96, num_attention_heads=4)
     largest = largest_batch(encoder, "train", device, torch.float32, budget=2**30, first=3)
     again = largest_batch(encoder, "train", device, torch.float32, budget=2**30, first=10 * largest)
-    assert 0 < largest and abs(again - largest) <= 0.08 * largest + 1  # the step of the search
+    assert largest > 0 and abs(again - largest) <= 0.08 * largest + 1  # the step of the search
     assert largest < largest_batch(encoder, "forward", device, torch.float32, budget=2**30, first=largest)
