@@ -15,12 +15,10 @@ import torch
 from transformers import pipeline
 
 from linformer_cli.cli import main
-from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.data.labelled import TASKS, columns_of_task
-from linformer_kit.files.writing import write_new
-from linformer_kit.inference import batches, files
+from linformer_kit.inference import batches
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.predict import predict
 from tests.conftest import fail, randomise, write_model
@@ -155,19 +153,21 @@ def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_fi
     fields = {"num_labels": 2, "trained_columns": columns}
     trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")
-    output, mark = tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"
+    output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     asked = {"model": str(trained), "file": str(tmp_path / "dev.tsv"), "output": str(output)}
 
-    def later(path, text):
-        path.write_text("theirs")
-        write_new(path, text)
+    real_open = Path.open
+
+    def begun_first(path, mode="r", **options):
+        if mode == "xb":
+            path.touch()
+        return real_open(path, mode, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write_new", later)
-        with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl\.run\.json"):
+        patched.setattr(Path, "open", begun_first)
+        with pytest.raises(FileExistsError):
             predict(PredictSettings(**asked))
-    assert mark.read_text() == "theirs" and not output.exists()
-    mark.write_text("{}")  # as a kill leaves it before the output is opened
-    assert predict(PredictSettings(**asked, resume=True))[None] == 2
-    assert predict(PredictSettings(**asked, overwrite=True))[None] == 2
+    assert part.exists() and not output.exists()
+    assert predict(PredictSettings(**asked, resume=True))[0] == 2  # as after a kill before anything is recorded
+    assert predict(PredictSettings(**asked, overwrite=True))[0] == 2
     assert len(output.read_text().splitlines()) == 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.runs import check_how_to_start, check_made_from
-from linformer_kit.files.writing import write_new, write_whole
+from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.batches import together
 
 
@@ -39,11 +40,12 @@ def find_texts(settings: PredictSettings | EmbedSettings, *extra_files: Path) ->
     output = Path(settings.output)
     if output.is_dir():
         raise InputError(f"output: expected a file, got the folder {output}")
-    for written in (output, *_part_and_record(output), *extra_files):
-        if any(written.exists() and written.samefile(path) for path in paths):
+    for written in filter(Path.exists, (output, *_beside(output), *extra_files)):
+        if any(map(written.samefile, paths)):
             raise InputError(f"output: expected another file than that of the texts, got {written}")
         if not (settings.resume or settings.overwrite):
-            _check_new(written)
+            advice = "continue with --resume, or start again with --overwrite"
+            raise InputError(f"output: expected a new file, got {written}; {advice}")
     return paths
 
 
@@ -57,7 +59,7 @@ def write_rows(
     *,
     header: Callable[[], bytes] = bytes,
 ) -> None:
-    """Write what is computed from texts, group by group; the output has its name when it is complete.
+    """Write what is computed from texts, in groups, to standard output or a file, which has its name once complete.
 
     Until then it is `OUTPUT.part`. `OUTPUT.run.json` records what it is made from, and after each group the number of
     texts that are done and of bytes in the output; a resumed run continues there.
@@ -72,62 +74,56 @@ def write_rows(
         header: Makes the start of the output, once it is claimed.
 
     Raises:
-        InputError: for an output that another process has begun, or one to resume that is shorter than recorded or
-            made from other things.
+        InputError: for an output to resume that is shorter than recorded or made from other things.
+        FileExistsError: for an output that another process has begun.
     """
-    output = Path(str(settings.output))
-    part, record = _part_and_record(output)
+    done = size = 0  # texts and bytes
+    if settings.output is None:
+        for group in together(texts, total):
+            sys.stdout.buffer.write(rows(group, done))
+            done += len(group)
+        return
+    output = Path(settings.output)
+    part, record = _beside(output)
     identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in paths]}
     output.parent.mkdir(parents=True, exist_ok=True)
-    done = size = 0  # texts and bytes
-    if settings.resume and (output.exists() or record.exists()):
+    if settings.resume:
         done, size = _recorded(output, identity)
-    elif not settings.overwrite:
-        try:
-            write_new(record, "{}")  # of processes that start at once, one creates it
-        except FileExistsError:
-            _check_new(record)
-
-    def remaining() -> Iterator[tuple[int, bytes]]:
-        if not size:
-            yield 0, header()
-        for group in together(itertools.islice(texts, done, None), total, done):
-            yield len(group), rows(group, done)
-
-    _write_record(record, identity, done, size)
-    with part.open("r+b" if part.exists() else "wb") as file:
+    goes_on = (settings.resume or settings.overwrite) and part.exists()
+    with part.open("r+b" if goes_on else "xb") as file:  # x: of processes that start at once, one creates it
         file.truncate(size)
         file.seek(size)
-        for count, data in remaining():
+
+        def append(data: bytes, texts: int) -> None:
+            nonlocal done, size
             with errors_named(output):
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            done, size = done + count, size + len(data)
-            _write_record(record, identity, done, size)
+            done, size = done + texts, size + len(data)
+            write_whole(record, json.dumps(identity | {"texts": done, "bytes": size}, indent=2) + "\n")
+
+        append(b"", 0)
+        if not size:
+            append(header(), 0)
+        for group in together(itertools.islice(texts, done, None), total, done):
+            append(rows(group, done), len(group))
     os.replace(part, output)
 
 
-def _part_and_record(output: Path) -> tuple[Path, Path]:
+def _beside(output: Path) -> tuple[Path, Path]:
     """The file that holds an output until it is complete, and the record beside it."""
     return output.with_name(f"{output.name}.part"), output.with_name(f"{output.name}.run.json")
 
 
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise InputError(
-            f"output: expected a new file, got {path}; continue with --resume, or start again with --overwrite"
-        )
-
-
 def _recorded(output: Path, identity: dict[str, Any]) -> tuple[int, int]:
     """Numbers of texts and bytes of an output to resume, of which at least so many bytes are in its part."""
-    part, record = _part_and_record(output)
+    part, record = _beside(output)
     if not record.exists():
-        raise InputError(f"resume: expected {record} beside {output}, got none")
-    before = read_json(record)
-    if not before:  # of a process that was killed when it had just started
+        if output.exists():
+            raise InputError(f"resume: expected {record} beside {output}, got none")
         return 0, 0
+    before = read_json(record)
     check_made_from(record, before, identity)
     done, size = before["texts"], before["bytes"]
     written = part if part.exists() else output  # the run may be complete
@@ -136,7 +132,3 @@ def _recorded(output: Path, identity: dict[str, Any]) -> tuple[int, int]:
     if size and written != part:
         os.replace(written, part)
     return done, size
-
-
-def _write_record(record: Path, identity: dict[str, Any], done: int, size: int) -> None:
-    write_whole(record, json.dumps(identity | {"texts": done, "bytes": size}, indent=2) + "\n")

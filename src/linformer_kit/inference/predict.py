@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.inference.batches import TextModel, together
+from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.files import find_texts, write_rows
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
@@ -25,14 +26,21 @@ from linformer_kit.interop.loading import fingerprint, load_classifier
 _DIGITS = 6
 
 
-def predict(settings: PredictSettings) -> dict[str | None, int]:
-    """Classify the texts of files; write one line of JSON for each, by `write_rows` or to standard output.
+def main(settings: PredictSettings) -> None:
+    """Write the predictions, and print the number of texts of each class to stderr."""
+    texts, counts = predict(settings)
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    print(f"{texts:,} texts: {shown}", file=sys.stderr)
+
+
+def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
+    """Classify the texts of files; write one line of JSON for each, by `write_rows`.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
 
     Returns:
-        The number of texts of each class, and of all under None, for this call only.
+        The number of texts, and that of each class, for this call only.
 
     Raises:
         InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, and an output
@@ -51,27 +59,16 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
 
     total = sum(1 for _ in texts())  # rejects an unreadable file before the model is loaded
     classifier = Classifier(settings)
-    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(labels.names, 0)}
+    classified, counts = 0, Counter(dict.fromkeys(labels.names, 0))
 
-    def lines_of(group: list[Text], done: int) -> bytes:
-        logits, truncated = classifier(group)
-        answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-        probabilities = class_probabilities(logits, multi_label=labels.multi_label).round(_DIGITS).tolist()
-        lines = []
-        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
-            label = names_of(answer, labels)
-            line: dict[str, Any] = {"row": row, "label": label}
-            line |= {"probabilities": dict(zip(labels.names, chances, strict=True))}
-            line |= {"lost_tokens": lost} if lost else {}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-            for name in (None, *([label] if isinstance(label, str) else label)):
-                counts[name] += 1
-        return "".join(lines).encode()
+    def rows(group: list[Text], done: int) -> bytes:
+        nonlocal classified
+        lines = list(classifier.lines(group, done, settings.threshold))
+        classified += len(lines)
+        for label in (line["label"] for line in lines):
+            counts.update([label] if isinstance(label, str) else label)
+        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
-    if settings.output is None:
-        for group in together(texts(), total):
-            sys.stdout.write(lines_of(group, counts[None]).decode())
-        return counts
     identity = {
         "model_fingerprint": fingerprint(classifier.model),
         "labels": list(labels.names),
@@ -80,8 +77,8 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "columns": dataclasses.asdict(columns),
         "threshold": settings.threshold,
     }
-    write_rows(settings, paths, identity, texts(), total, lines_of)
-    return counts
+    write_rows(settings, paths, identity, texts(), total, rows)
+    return classified, counts
 
 
 class Classifier(TextModel):
@@ -101,6 +98,16 @@ class Classifier(TextModel):
         model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
         super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
+
+    def lines(self, texts: Sequence[Text], done: int, threshold: float) -> Iterator[dict[str, Any]]:
+        """The predictions for some texts, of which so many others are in rows before."""
+        logits, truncated = self(texts)
+        answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=threshold)
+        probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS)
+        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities.tolist(), truncated):
+            line: dict[str, Any] = {"row": row, "label": names_of(answer, self.labels)}
+            line |= {"probabilities": dict(zip(self.labels.names, chances, strict=True))}
+            yield line | ({"lost_tokens": int(lost)} if lost else {})
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()
