@@ -12,17 +12,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from linformer_cli.errors import InputError, OutOfMemoryError, Stopped, error_text, machine_failure, out_of_memory
+from linformer_cli.errors import InputError, Stopped, error_text, machine_failure, out_of_memory
 from linformer_cli.parser import parse
 from linformer_cli.table import COMMANDS
-
-# Settings that memory depends on, the first to lower first.
-_OF_MEMORY = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size", "tokens", "samples"),
-    *("max_length", "max_tokens", "seq_len", "lengths", "max_position_embeddings"),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,21 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, settings = parse(arguments)
         run = importlib.import_module(f"linformer_kit.{COMMANDS[name].module}").main
         set_up_logging()
-        try:
-            run(settings)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            raise OutOfMemoryError(f"{machine_failure(error)}{_advice(settings)}") from error
-        sys.stdout.flush()
-
-
-def _advice(settings: Any) -> str:
-    """The end of an out-of-memory message: which settings to lower, and that `--resume` continues the run."""
-    values = {name: getattr(settings, name) for name in _OF_MEMORY if hasattr(settings, name)}
-    lower = " or ".join(name if value is None else f"{name} ({value})" for name, value in values.items())
-    resumable = hasattr(settings, "resume") and (getattr(settings, "output_dir", None) or hasattr(settings, "output"))
-    return (f"; lower {lower}" if lower else "") + ("; --resume continues from what is saved" if resumable else "")
+        run(settings)
+        print(end="", flush=True)
 
 
 @contextmanager
@@ -89,7 +70,8 @@ def errors_reported() -> Iterator[None]:
         failure = machine_failure(error)
         if failure is None:
             raise
-        _fail(failure, code=1)
+        advice = "; smaller batches or shorter inputs need less" if out_of_memory(error) else ""
+        _fail(failure + advice, code=1)
 
 
 def set_up_logging() -> None:

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -205,5 +204,5 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # here, where errors are reported
+        print(end="", flush=True)  # here, where errors are reported
         super().exit(status, message)
