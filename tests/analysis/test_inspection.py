@@ -31,7 +31,7 @@ def saved(config, tmp_path):
     return build
 
 
-@pytest.mark.parametrize("kind", ["layerwise", "window_mean_pool", "full"])
+@pytest.mark.parametrize("kind", ["window_mean_pool", "full"])
 @pytest.mark.e2e
 def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
     model, out = saved(**fields(kind)), tmp_path / "out"

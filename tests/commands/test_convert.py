@@ -73,7 +73,6 @@ def test_a_fairseq_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere: "),
-        (["NOWHERE", "OUT"], "source: expected a folder, got"),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["FILE", "OUT", "--sharing", "none"],
@@ -81,13 +80,11 @@ def test_a_fairseq_file(tmp_path, capsys):
         ),
         (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
-        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
         (["LINEAR", "OUT"], "source: expected a model with full attention, got a Linformer in"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
     source("BertForMaskedLM", tmp_path / "SOURCE")
-    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
     source("BertForMaskedLM", tmp_path / "BROKEN")
     transformer(tmp_path / "LINEAR", attention="linformer", projected_dim=7)
     (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
@@ -102,24 +99,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
     assert not (tmp_path / "OUT").exists()
 
 
-def test_a_source_without_a_tokenizer_gets_none(tmp_path, capsys):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
-    assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
-
-
 def test_what_is_left_out_is_named(tmp_path, capsys):
     source("BertForPreTraining", tmp_path / "bert")
     main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
     told = "Weights of the source that are not in the result: "
-    assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in capsys.readouterr().out
-    content = official.checkpoint("headwise", classification_head="imdb")
-    content["model"]["classification_heads.sst2.dense.bias"] = torch.ones(3)
-    torch.save(content, tmp_path / "model.pt")
-    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
-    heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
-    assert f"{told}{', '.join(heads)}\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in out
+    assert "No tokenizer: the source has none; give one with --tokenizer." in out
     source("RobertaForMaskedLM", tmp_path / "whole")
     main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
     assert told not in capsys.readouterr().out
