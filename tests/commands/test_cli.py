@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -126,24 +124,6 @@ def test_bad_files_of_settings(content, message, capsys, tmp_path, monkeypatch):
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert message in error
-
-
-def test_a_file_that_the_system_rejects_is_one_line(capsys, tmp_path, monkeypatch):
-    """The rejection is simulated, since tests may run as root, for whom every file is accessible."""
-    (tmp_path / "secret.txt").write_text("text\n" * 100)
-    real_open = Path.open
-
-    def reject(path, *args, **kwargs):
-        if path.name == "secret.txt":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real_open(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", reject)
-    with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", "--train_file", str(tmp_path / "secret.txt"), "--cache_dir", str(tmp_path / "cache")])
-    assert exit_.value.code == 2
-    expected = f"{tmp_path / 'secret.txt'}: Permission denied"
-    assert capsys.readouterr().err == f"linformer: error: {expected}\n"
 
 
 def test_print_config_names_every_setting(capsys):

@@ -53,8 +53,7 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
         Number of texts, and the embedder, which has the number of texts that this call truncated.
 
     Raises:
-        InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, and an
-            output that `find_texts` or `write_rows` rejects.
+        InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
     """
     size, output = settings.chunk_tokens, Path(settings.output)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
@@ -221,16 +220,9 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
 
 
 def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:
-    """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
+    """Write the pieces of late chunking as JSON Lines, and return their number.
 
-    Args:
-        path: The file.
-        embedder: The embedder.
-        texts: All texts.
-        size: As for `embed_chunks`.
-
-    Returns:
-        Number of pieces.
+    A line has the `row` of the text, the `start`, which is the first character, and the `end`, behind the last one.
     """
     pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:

@@ -21,11 +21,7 @@ from linformer_kit.inference.batches import together
 
 
 def find_texts(settings: PredictSettings | EmbedSettings, *extra_files: Path) -> tuple[Path, ...]:
-    """Find the files with the texts, and check the output before a model is loaded.
-
-    Args:
-        settings: Files, column and output.
-        extra_files: Other files that are written.
+    """Find the files with the texts, and check the output and extra files to be written, before a model is loaded.
 
     Raises:
         InputError: for files that do not exist or are empty, a column of files without columns, and an output that

@@ -43,8 +43,7 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
         The number of texts, and that of each class, for this call only.
 
     Raises:
-        InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, and an output
-            that `find_texts` or `write_rows` rejects.
+        InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
     """
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
@@ -82,22 +81,12 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
 
 
 class Classifier(TextModel):
-    """A loaded classifier.
-
-    Args:
-        settings: The model and the options; the threshold is not used here.
-
-    Attributes:
-        labels: The classes.
-
-    Raises:
-        InputError: if the model is not a complete classifier, or settings do not fit it.
-    """
+    """A loaded classifier; `labels` are its classes."""
 
     def __init__(self, settings: ClassifierSettings) -> None:
         model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
-        super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
 
     def lines(self, texts: Sequence[Text], done: int, threshold: float) -> Iterator[dict[str, Any]]:
         """The predictions for some texts, of which so many others are in rows before."""
