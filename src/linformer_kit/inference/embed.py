@@ -27,7 +27,7 @@ from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import find_texts, write_rows
+from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.interop.loading import fingerprint
 
 _NUMBER = np.dtype("<f4")
@@ -44,7 +44,7 @@ def main(settings: EmbedSettings) -> None:
 
 
 def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
-    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format, by `write_rows`.
+    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
     there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
@@ -57,9 +57,9 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
     """
     size, output = settings.chunk_tokens, Path(settings.output)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    paths = find_texts(settings, pieces)
+    written = TextsAndOutput(settings, pieces)
     columns = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, paths, columns, document=settings.document)
+    read = functools.partial(read_inputs, written.paths, columns, document=settings.document)
     total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
     embedder = _load(settings)
     identity = {
@@ -82,7 +82,7 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
         pieces.unlink(missing_ok=True)  # of an output that is overwritten
         return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
-    write_rows(settings, paths, identity, read(), total, rows, header=header)
+    written.write(identity, read(), total, rows, header)
     return total, embedder
 
 

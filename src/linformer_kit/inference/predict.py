@@ -17,8 +17,8 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.inference.batches import TextModel
-from linformer_kit.inference.files import find_texts, write_rows
+from linformer_kit.inference.batches import TextModel, together
+from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import fingerprint, load_classifier
@@ -34,7 +34,7 @@ def main(settings: PredictSettings) -> None:
 
 
 def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
-    """Classify the texts of files; write one line of JSON for each, by `write_rows`.
+    """Classify the texts of files; write one line of JSON for each, to a file or to standard output.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
@@ -47,56 +47,63 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     """
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
-    paths = find_texts(settings)
+    output = TextsAndOutput(settings)
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    if columns.text_pair is not None and not all(map(is_table, paths)):
+    if columns.text_pair is not None and not all(map(is_table, output.paths)):
         raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {settings.file}")
 
     def texts() -> Iterator[Text]:
-        return itertools.chain.from_iterable(read_texts(path, columns) for path in paths)
+        return itertools.chain.from_iterable(read_texts(path, columns) for path in output.paths)
 
     total = sum(1 for _ in texts())  # rejects an unreadable file before the model is loaded
     classifier = Classifier(settings)
-    classified, counts = 0, Counter(dict.fromkeys(labels.names, 0))
-
-    def rows(group: list[Text], done: int) -> bytes:
-        nonlocal classified
-        lines = list(classifier.lines(group, done, settings.threshold))
-        classified += len(lines)
-        for label in (line["label"] for line in lines):
-            counts.update([label] if isinstance(label, str) else label)
-        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-
-    identity = {
-        "model_fingerprint": fingerprint(classifier.model),
-        "labels": list(labels.names),
-        "max_length": classifier.limit,
-        "bf16": classifier.bf16,
-        "columns": dataclasses.asdict(columns),
-        "threshold": settings.threshold,
-    }
-    write_rows(settings, paths, identity, texts(), total, rows)
-    return classified, counts
+    if settings.output is None:
+        for group in together(texts(), total):
+            sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
+    else:
+        identity = {
+            "model_fingerprint": fingerprint(classifier.model),
+            "labels": list(labels.names),
+            "max_length": classifier.limit,
+            "bf16": classifier.bf16,
+            "columns": dataclasses.asdict(columns),
+            "threshold": settings.threshold,
+        }
+        output.write(identity, texts(), total, classifier.lines)
+    return classifier.texts, classifier.counts
 
 
 class Classifier(TextModel):
-    """A loaded classifier; `labels` are its classes."""
+    """A loaded classifier.
+
+    Attributes:
+        labels: Its classes.
+        texts: Number of texts that `lines` has classified.
+        counts: The number of them by class.
+    """
 
     def __init__(self, settings: ClassifierSettings) -> None:
         model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
+        self._threshold, self.texts, self.counts = settings.threshold, 0, Counter(dict.fromkeys(self.labels.names, 0))
         super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
 
-    def lines(self, texts: Sequence[Text], done: int, threshold: float) -> Iterator[dict[str, Any]]:
-        """The predictions for some texts, of which so many others are in rows before."""
+    def lines(self, texts: Sequence[Text], done: int) -> bytes:
+        """The predictions for some texts, of which so many others are in rows before, as JSON Lines."""
         logits, truncated = self(texts)
-        answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=threshold)
-        probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS)
-        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities.tolist(), truncated):
-            line: dict[str, Any] = {"row": row, "label": names_of(answer, self.labels)}
+        answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=self._threshold)
+        probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS).tolist()
+        lines = []
+        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
+            label = names_of(answer, self.labels)
+            line: dict[str, Any] = {"row": row, "label": label}
             line |= {"probabilities": dict(zip(self.labels.names, chances, strict=True))}
-            yield line | ({"lost_tokens": int(lost)} if lost else {})
+            line |= {"lost_tokens": lost} if lost else {}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            self.counts.update([label] if isinstance(label, str) else label)
+        self.texts += len(lines)
+        return "".join(lines).encode()
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()
