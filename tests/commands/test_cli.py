@@ -26,9 +26,7 @@ def test_recipe_then_config_then_command_line(tmp_path):
     ("arguments", "name", "value"),
     [
         (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
-        (["--learning-rate=3e-4"], "learning_rate", 3e-4),
         (["--fp16", "--seed", "1"], "fp16", True),
-        (["--fp16", "false"], "fp16", False),
         (["--resume", "yes"], "resume", True),
         (["--bf16", "true"], "bf16", "true"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),

@@ -58,8 +58,6 @@ def main(settings: SpectrumSettings) -> None:
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
     started = time.perf_counter()
     spectrum = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
-    layers, heads, _ = spectrum.cumulative.shape
-    dims = choose_projected_dims(spectrum, energy=settings.energy)
     results = {
         "command": "spectrum",
         "environment": environment(model.device),
@@ -70,20 +68,25 @@ def main(settings: SpectrumSettings) -> None:
         "seconds": round(time.perf_counter() - started, 1),
         **spectrum_fields(spectrum),
         "energy": settings.energy,
-        "projected_dim": dims,
+        "projected_dim": choose_projected_dims(spectrum, energy=settings.energy),
     }
     text = spectrum_markdown(results, spectrum)
-    sizes = {"max_position_embeddings": seq_len, "num_hidden_layers": layers, "num_attention_heads": heads}
     folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
     with whole_folder(folder) as part:
         write_json(results, part / "spectrum.json")
         write_whole(part / "spectrum.md", text)
         save_figure(draw_spectrum(spectrum, f"{results['model']}, n {seq_len}"), part / "spectrum.png")
-        if settings.choose:  # the sizes are those that the chosen k fit
-            model_settings = {"model": sizes | {"projected_dim": dims}}
-            write_whole(part / "projected_dims.yaml", yaml.safe_dump(model_settings, sort_keys=False))
+        if settings.choose:
+            write_whole(part / "projected_dims.yaml", _as_config(results))
     print(text)
     print(f"Saved in {folder}")
+
+
+def _as_config(results: dict[str, Any]) -> str:
+    """The chosen k as settings of `linformer pretrain`, with the sizes of their model."""
+    layers, heads, _ = np.shape(results["cumulative"])
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": results["seq_len"]}
+    return yaml.safe_dump({"model": sizes | {"projected_dim": results["projected_dim"]}}, sort_keys=False)
 
 
 def find_texts(text_file: list[str] | None, *, column: str = "text") -> TextFiles:
