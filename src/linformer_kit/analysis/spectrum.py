@@ -86,7 +86,9 @@ def _as_config(results: dict[str, Any]) -> str:
     """The chosen k as settings of `linformer pretrain`, with the sizes of their model."""
     layers, heads, _ = np.shape(results["cumulative"])
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": results["seq_len"]}
-    return yaml.safe_dump({"model": sizes | {"projected_dim": results["projected_dim"]}}, sort_keys=False)
+    return yaml.safe_dump(
+        {"model": sizes | {"projected_dim": results["projected_dim"]}}, sort_keys=False, default_flow_style=None
+    )
 
 
 def find_texts(text_file: list[str] | None, *, column: str = "text") -> TextFiles:
