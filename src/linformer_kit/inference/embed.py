@@ -47,10 +47,8 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
     """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
-
-    Returns:
-        Number of texts, and the embedder, which has the number of texts that this call truncated.
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. Returns the number of texts, and the
+    embedder, which has the number of texts that this call truncated.
 
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
@@ -58,8 +56,8 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
     size, output = settings.chunk_tokens, Path(settings.output)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
     written = TextsAndOutput(settings, pieces)
-    columns = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, written.paths, columns, document=settings.document)
+    column = TextColumns(settings.text_column or "text")
+    read = functools.partial(read_inputs, written.paths, column, document=settings.document)
     total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
     embedder = _load(settings)
     identity = {
@@ -74,9 +72,9 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
 
     def rows(group: list[Text], _: int) -> bytes:
         texts = [text for text, _ in group]
-        if size is not None:
-            return _bytes(embed_chunks(embedder, texts, size))
-        return _bytes(embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts))
+        if size is None:
+            return _bytes(embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts))
+        return _bytes(embed_chunks(embedder, texts, size))
 
     def header() -> bytes:
         pieces.unlink(missing_ok=True)  # of an output that is overwritten

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,16 +51,10 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     output = TextsAndOutput(settings)
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    if columns.text_pair is not None and not all(map(is_table, output.paths)):
-        raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {settings.file}")
-
-    def texts() -> Iterator[Text]:
-        return itertools.chain.from_iterable(read_texts(path, columns) for path in output.paths)
-
-    total = sum(1 for _ in texts())  # rejects an unreadable file before the model is loaded
-    classifier = Classifier(settings)
+    total = sum(1 for _ in _texts(output.paths, columns))  # rejects an unreadable file before the model is loaded
+    classifier, texts = Classifier(settings), _texts(output.paths, columns)
     if settings.output is None:
-        for group in together(texts(), total):
+        for group in together(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
@@ -70,8 +65,16 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
             "columns": dataclasses.asdict(columns),
             "threshold": settings.threshold,
         }
-        output.write(identity, texts(), total, classifier.lines)
+        output.write(identity, texts, total, classifier.lines)
     return classifier.texts, classifier.counts
+
+
+def _texts(paths: Sequence[Path], columns: TextColumns) -> Iterator[Text]:
+    """All texts of files, one after the other."""
+    for path in paths:
+        if columns.text_pair is not None and not is_table(path):
+            raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {path}")
+        yield from read_texts(path, columns)
 
 
 class Classifier(TextModel):
