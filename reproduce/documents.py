@@ -36,8 +36,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.output import set_up_logging
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from itertools import islice
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,9 +22,8 @@ from transformers import AutoModel, set_seed
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import model_label
-from linformer_kit.analysis.singular_values import attention_spectrum
+from linformer_kit.analysis.singular_values import Spectrum
 from linformer_kit.analysis.spectrum import (
-    batches_of,
     draw_curves,
     draw_shares,
     find_texts,
@@ -33,6 +31,7 @@ from linformer_kit.analysis.spectrum import (
     sequences,
     share_table,
     spectrum_fields,
+    spectrum_of,
 )
 from linformer_kit.environment import best_device
 from linformer_kit.interop.loading import load_model
@@ -77,9 +76,8 @@ def measure(settings: Settings, results: Results) -> None:
                 model = AutoModel.from_config(model.config).eval()
             model.to(best_device())
             seq_len = sequence_length(model, tokenizer, settings.seq_len)
-            ids = islice(sequences(files, tokenizer, seq_len=seq_len), settings.samples)
             started = time.perf_counter()
-            found = attention_spectrum(model, batches_of(ids, settings.samples, model.device))
+            found = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
             if found.samples < settings.samples:
                 raise InputError(f"samples: expected at most {found.samples} (of {files.name}), got {settings.samples}")
             results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **spectrum_fields(found))
@@ -97,17 +95,15 @@ def table(content: Record) -> str:
         "The paper has 0.88 to 0.96 for the 128 largest of 512, for RoBERTa-large on Wiki103.",
     ]
     for record in content["records"]:
-        curves, spread = np.array(record["cumulative"]), np.array(record["spread"])
-        at = _quarter(curves)
-        shares = curves[..., at - 1]
+        spectrum = _spectrum(record)
         lines += [
             "",
             f"## {_title(record)}",
             "",
-            f"{record['samples']:,} sequences of {record['seq_len']} tokens, {record['seconds']:,.0f} s. "
-            f"All heads: mean {shares.mean():.3f}, {shares.min():.3f} to {shares.max():.3f}.",
+            f"{record['samples']:,} sequences of {record['seq_len']} tokens, {record['seconds']:,.0f} s. All heads: "
+            f"mean {spectrum.shares.mean():.3f}, {spectrum.shares.min():.3f} to {spectrum.shares.max():.3f}.",
             "",
-            *share_table(curves, spread, at),
+            *share_table(spectrum),
         ]
     return "\n".join(lines) + "\n"
 
@@ -124,15 +120,14 @@ def draw(content: Record) -> Figure:
             if each is None:
                 axes.axis("off")
                 continue
-            curves = np.array(each["cumulative"])
-            draw_curves(axes, curves, np.array(each["spread"]), _quarter(curves))
+            draw_curves(axes, _spectrum(each))
             axes.set_title(_title(each), fontsize=10, parse_math=False)
-        draw_shares(row[-1], np.array(record["cumulative"]), _quarter(np.array(record["cumulative"])))
+        draw_shares(row[-1], _spectrum(record))
     return figure
 
 
-def _quarter(curves: np.ndarray) -> int:
-    return max(1, curves.shape[-1] // 4)
+def _spectrum(record: Record) -> Spectrum:
+    return Spectrum(np.array(record["cumulative"]), np.array(record["spread"]), record["samples"], record["tokens"])
 
 
 def _title(record: Record) -> str:

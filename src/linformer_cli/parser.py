@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -19,7 +18,7 @@ import yaml
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import TITLES, Setting, meant, settings_of
-from linformer_cli.settings.files import read_yaml, spelled
+from linformer_cli.settings.files import spelled
 from linformer_cli.table import COMMANDS, RECIPES, Command
 
 _WIDTH = max(map(len, COMMANDS)) + 1
@@ -46,9 +45,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     first = _Parser()
     _add_files(first, command)
     files, _ = first.parse_known_args(words)
-    layers = [read_yaml(Path(path).expanduser()) for path in files.config]
+    layers = [_read_yaml(Path(path).expanduser()) for path in files.config]
     if command.recipe:
-        layers.insert(0, read_yaml(_recipe_file(files.recipe)))
+        layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
@@ -179,6 +178,18 @@ def _recipe_file(name: str) -> Path:
     return path
 
 
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Settings by name in a YAML file; errors name the file."""
+    written = path.read_bytes()
+    try:
+        content = yaml.safe_load(written)
+    except Exception as error:  # the parser raises errors of any type for invalid dates, numbers and nesting
+        raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise InputError(f"{path}: expected YAML of names and values, got {content!r:.99}")
+    return content
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises wrong usage as an `InputError`; its help is at most 120 characters wide, to be read."""
 
@@ -193,5 +204,5 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # here, where errors are reported
+        print(end="", flush=True)  # here, where errors are reported
         super().exit(status, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from linformer_cli import settings
+from linformer_cli import settings as _S
 
 RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 
@@ -15,8 +15,8 @@ class Command(NamedTuple):
 
     settings: type
     topic: str  # in the list of commands
+    module: str  # of `linformer_kit`, whose `main` runs it
     example: str  # of its arguments
-    module: str = ""  # whose `main` runs it; default: the one of its name in `commands`
     recipe: str = ""  # the default one, if it has recipes
 
     @property
@@ -28,25 +28,29 @@ class Command(NamedTuple):
 # In the order of help; commands of one topic follow each other.
 _USE, _TRAIN, _CONVERT, _MEASURE = "Use a model", "Train", "Convert", "Measure"
 COMMANDS = {
-    "predict": Command(settings.PredictSettings, _USE, "my-classifier new-reviews.csv --output answers.jsonl"),
-    "evaluate": Command(settings.EvaluateSettings, _USE, "my-classifier --validation_file more-reviews.csv"),
-    "embed": Command(settings.EmbedSettings, _USE, "my-encoder articles.jsonl --output vectors.npy"),
-    "fill-mask": Command(settings.FillMaskSettings, _USE, "my-model 'import <mask>' --top_k 3"),
+    "predict": Command(_S.PredictSettings, _USE, "inference.predict", "my-classifier new.csv --output answers.jsonl"),
+    "evaluate": Command(_S.EvaluateSettings, _USE, "inference.evaluate", "my-classifier --validation_file more.csv"),
+    "embed": Command(_S.EmbedSettings, _USE, "inference.embed", "my-encoder articles.jsonl --output vectors.npy"),
+    "fill-mask": Command(_S.FillMaskSettings, _USE, "inference.fill_mask", "my-model 'import <mask>' --top_k 3"),
     "pretrain": Command(
-        settings.PretrainSettings, _TRAIN, "--train_file notes/ corpus.jsonl --output_dir my-model", recipe="tiny"
+        _S.PretrainSettings,
+        _TRAIN,
+        "commands.pretrain",
+        "--train_file notes/ corpus.jsonl --output_dir my-model",
+        "tiny",
     ),
-    "finetune": Command(settings.FinetuneSettings, _TRAIN, "--model my-model --train_file reviews.csv --seeds 1 2 3"),
-    "distill": Command(settings.DistillSettings, _TRAIN, "my-bert linear-bert --train_file articles/ books/"),
-    "convert": Command(settings.ConvertSettings, _CONVERT, "FacebookAI/roberta-base my-linformer --projected_dim 256"),
-    "adapters": Command(settings.AdaptersSettings, _CONVERT, ""),
-    "export": Command(settings.ExportSettings, _CONVERT, "my-classifier served --int8"),
-    "inspect": Command(
-        settings.InspectSettings, _MEASURE, "my-linformer pictures --layers 0 11", "linformer_kit.analysis.inspection"
+    "finetune": Command(
+        _S.FinetuneSettings, _TRAIN, "commands.finetune", "--model my-model --train_file reviews.csv --seeds 1 2 3"
     ),
-    "spectrum": Command(
-        settings.SpectrumSettings, _MEASURE, "my-model --budget 128", "linformer_kit.analysis.spectrum"
+    "distill": Command(
+        _S.DistillSettings, _TRAIN, "commands.distill", "my-bert linear-bert --train_file articles/ books/"
     ),
-    "bench": Command(
-        settings.BenchSettings, _MEASURE, "--lengths 512 2048 --device cuda", "linformer_kit.analysis.bench"
+    "convert": Command(
+        _S.ConvertSettings, _CONVERT, "commands.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256"
     ),
+    "adapters": Command(_S.AdaptersSettings, _CONVERT, "commands.adapters", ""),
+    "export": Command(_S.ExportSettings, _CONVERT, "export.folder", "my-classifier served --int8"),
+    "inspect": Command(_S.InspectSettings, _MEASURE, "analysis.inspection", "my-linformer pictures --layers 0 11"),
+    "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --choose --energy 0.8"),
+    "bench": Command(_S.BenchSettings, _MEASURE, "analysis.bench", "--lengths 512 2048 --device cuda"),
 }

@@ -16,7 +16,7 @@ SIZES = [f"--{name}={value}" for name, value in SMALL.items()]
 @pytest.mark.e2e
 def test_results_and_their_tables(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
-    arguments = ["--lengths", "37", "17", "--projected_dims", "19", "7", "--tokens", "74", "--repetitions", "2"]
+    arguments = ["--lengths", "37", "17", "--projected_dims", "19", "7", "--tokens", "74"]
     main(["bench", *SIZES, *arguments, "--dtype", "float32", "--output_dir", str(tmp_path / "out")])
     results = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert results["complete"] and results["settings"]["dtype"] == "float32"

@@ -39,7 +39,7 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
     assert (tmp_path / "out" / "spectrum.md").read_text() in out
     assert (tmp_path / "out" / "spectrum.png").stat().st_size > 20_000
     assert not (tmp_path / "out" / "projected_dims.yaml").exists()
-    assert (results["samples"], results["tokens"], results["seq_len"], results["at"]) == (7, 7 * 23, 23, 5)
+    assert (results["samples"], results["tokens"], results["seq_len"]) == (7, 7 * 23, 23)
     assert np.shape(results["cumulative"]) == np.shape(results["spread"]) == (2, 3, 23)
     # The first sequence of each file: start, tokens, end.
     tokenizer, encoder = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
@@ -52,20 +52,15 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
 
 @pytest.mark.e2e
 def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
-    results = run(model, corpus, tmp_path / "out", "--document", "file", "--samples", "100000")
+    results = run(model, corpus, tmp_path / "out", "--samples", "100000")
     assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
 
 
-@pytest.mark.parametrize("options", [["--choose"], ["--budget", "31"]])
 @pytest.mark.e2e
-def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
-    results = run(model, corpus, tmp_path / "out", *options)
-    chosen = results["chosen"]
+def test_what_is_chosen_trains(model, corpus, tmp_path, capsys):
+    chosen = run(model, corpus, tmp_path / "out", "--choose", "--energy", "0.8")["projected_dim"]
     written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]
-    assert written["projected_dim"] == chosen["projected_dim"] and np.shape(chosen["projected_dim"]) == (2,)
-    assert "## Chosen k" in capsys.readouterr().out
-    if "--budget" in options:
-        assert 3 * sum(chosen["projected_dim"]) == 30
+    assert written["projected_dim"] == chosen and len(chosen) == 2 and "rank for 0.8" in capsys.readouterr().out
     LinformerConfig(hidden_size=33, **written)
     main(
         [
@@ -74,16 +69,15 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
             "--model.hidden_size", "33", "--model.vocab_size", "277", "--report_to", "none",
         ]
     )  # fmt: skip
-    assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen["projected_dim"]
+    assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
-        (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected one of them, got both"),
-        (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
-        (["--document", "file", "--samples", "99"], "9.txt: expected UTF-8 text, got the byte 0xff"),
+        (["--energy", "0"], "energy: expected greater than 0, got 0"),
+        (["--samples", "99"], "9.txt: expected UTF-8 text, got the byte 0xff"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):

@@ -36,7 +36,7 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
-    assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out
+    assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out and "Weights of the" not in out
     assert "1 matrices E and F (linear). They are untrained" in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
@@ -73,7 +73,6 @@ def test_a_fairseq_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere: "),
-        (["NOWHERE", "OUT"], "source: expected a folder, got"),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["FILE", "OUT", "--sharing", "none"],
@@ -87,8 +86,8 @@ def test_a_fairseq_file(tmp_path, capsys):
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
     source("BertForMaskedLM", tmp_path / "SOURCE")
-    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
     source("BertForMaskedLM", tmp_path / "BROKEN")
+    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
     transformer(tmp_path / "LINEAR", attention="linformer", projected_dim=7)
     (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
     torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
@@ -102,27 +101,18 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
     assert not (tmp_path / "OUT").exists()
 
 
-def test_a_source_without_a_tokenizer_gets_none(tmp_path, capsys):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
-    assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
-
-
 def test_what_is_left_out_is_named(tmp_path, capsys):
     source("BertForPreTraining", tmp_path / "bert")
     main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
     told = "Weights of the source that are not in the result: "
-    assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in out
+    assert "No tokenizer: the source has none; give one with --tokenizer." in out
     content = official.checkpoint("headwise", classification_head="imdb")
-    content["model"]["classification_heads.sst2.dense.bias"] = torch.ones(3)
     torch.save(content, tmp_path / "model.pt")
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
-    heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
+    heads = [f"classification_heads.imdb.{name}" for name in ("dense", "out_proj")]
     assert f"{told}{', '.join(heads)}\n" in capsys.readouterr().out
-    source("RobertaForMaskedLM", tmp_path / "whole")
-    main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
-    assert told not in capsys.readouterr().out
 
 
 def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):

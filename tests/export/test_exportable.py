@@ -20,7 +20,6 @@ def test_shapes_from_one_token_to_the_longest(limit):
     shapes = cases(limit)
     assert len(shapes) == len(set(shapes)) == 18
     assert {1, 2, limit - 1, limit} <= {case.length for case in shapes} and max(shape[1] for shape in shapes) == limit
-    assert {case.rows for case in shapes} == {1, 2, 3}
     assert {case.padding for case in shapes if case.length == limit} == {"none", "right", "left"}
     assert all(case.rows == 1 for case in shapes if case.length >= 1024)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,10 +26,8 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
     assert len(lines) == 8 and re.match(r' *\d+\.\d\d%  ".+"$', lines[1])
-    main(["fill-mask", str(model), "def <mask>(", "--json"])
-    guesses = json.loads(capsys.readouterr().out)
+    guesses = fill_mask(str(model), "def <mask>(")
     assert len(guesses) == 1 and len(guesses[0]) == 5
-    assert guesses == fill_mask(str(model), "def <mask>(")
     probabilities = [guess["probability"] for guess in guesses[0]]
     assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
 
@@ -40,7 +37,6 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     [
         (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
         (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
-        (["\udcff<mask>"], "text: expected one that the tokenizer reads: "),
         (["<mask>", "--top_k", "1000000"], "top_k: expected at most "),
     ],
 )
@@ -73,20 +69,20 @@ def test_a_reader_that_has_had_enough_is_no_error(model):
     assert (result.returncode, result.stderr) == (141, "")
 
 
-@pytest.mark.e2e
-def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
-    def broken(name: str, change) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoint-*", "full", "runs"))
-        change(folder)
-        return folder
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "expected config.json in"),
+        ("config.json", '{"model_type": "vit"}', "expected a masked language model"),
+        ("tokenizer.json", None, "expected a tokenizer (tokenizer.json) in"),
+    ],
+)
+def test_half_written_and_foreign_model_folders(model, name, content, message, capsys, tmp_path):
+    shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns(name))
+    if content is not None:
+        (tmp_path / "model" / name).write_text(content)
+    assert message in fail(capsys, "fill-mask", tmp_path / "model", "<mask>")
 
-    cases = {
-        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
-        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
-        "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
-    }  # fmt: skip
-    for name, (change, message) in cases.items():
-        assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name
-    assert "which does not exist" in fail(capsys, "fill-mask", tmp_path / "none", "<mask>")
+
+def test_a_model_that_does_not_exist(capsys):
     assert "expected a folder, got none, which does not exist" in fail(capsys, "fill-mask", "none/", "<mask>")

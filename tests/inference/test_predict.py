@@ -8,19 +8,15 @@ import math
 import shutil
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 from transformers import pipeline
 
 from linformer_cli.cli import main
-from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.data.labelled import TASKS, columns_of_task
-from linformer_kit.files.writing import write_new
-from linformer_kit.inference import batches, files
+from linformer_kit.inference import batches
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.predict import predict
 from tests.conftest import fail, randomise, write_model
@@ -51,14 +47,12 @@ def write_texts(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["tsv", "parquet", "txt"])
+@pytest.mark.parametrize("suffix", ["tsv", "txt"])
 def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
     texts = [f"number {number} was {word}" for number, word in enumerate(["good", "bad", "fine"] * 7)] + [""]
     path = tmp_path / f"texts.{suffix}"
     if suffix == "txt":
         path.write_text("".join(f"{text}\n" for text in texts))
-    elif suffix == "parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": [1] * len(texts)}), path)
     else:
         path.write_text("other\ttext\n" + "".join(f"1\t{text}\n" for text in texts))
     main(["predict", str(model), str(path)])
@@ -100,10 +94,10 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
 
 
 def test_outputs_that_are_not_finite_are_no_result(model, texts, tmp_path, capsys):
-    spoilt = LinformerForSequenceClassification.from_pretrained(model)
-    torch.nn.init.constant_(spoilt.classifier.out_proj.bias, float("nan"))
+    broken = LinformerForSequenceClassification.from_pretrained(model)
+    torch.nn.init.constant_(broken.classifier.out_proj.bias, float("nan"))
     shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
-    spoilt.save_pretrained(tmp_path / "model")
+    broken.save_pretrained(tmp_path / "model")
     error = fail(capsys, "predict", tmp_path / "model", texts)
     assert "model: expected finite outputs, got NaN or infinite ones" in error
 
@@ -125,7 +119,6 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{model}", "/none.csv"], "file: no such file or folder: /none.csv"),
         (["{model}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
         (
             ["{encoder}", "{texts}"],
@@ -155,19 +148,21 @@ def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_fi
     fields = {"num_labels": 2, "trained_columns": columns}
     trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")
-    output, mark = tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"
+    output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     asked = {"model": str(trained), "file": str(tmp_path / "dev.tsv"), "output": str(output)}
 
-    def later(path, text):
-        path.write_text("theirs")
-        write_new(path, text)
+    real_open = Path.open
+
+    def begun_first(path, mode="r", **options):
+        if mode == "xb":
+            path.touch()
+        return real_open(path, mode, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write_new", later)
-        with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl\.run\.json"):
+        patched.setattr(Path, "open", begun_first)
+        with pytest.raises(FileExistsError):
             predict(PredictSettings(**asked))
-    assert mark.read_text() == "theirs" and not output.exists()
-    mark.write_text("{}")  # as a kill leaves it before the output is opened
-    assert predict(PredictSettings(**asked, resume=True))[None] == 2
-    assert predict(PredictSettings(**asked, overwrite=True))[None] == 2
+    assert part.exists() and not output.exists()
+    assert predict(PredictSettings(**asked, resume=True))[0] == 2  # as after a kill before anything is recorded
+    assert predict(PredictSettings(**asked, overwrite=True))[0] == 2
     assert len(output.read_text().splitlines()) == 2

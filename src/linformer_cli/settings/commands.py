@@ -18,6 +18,7 @@ from linformer_cli.settings.declare import (
     Counts,
     Document,
     Encoder,
+    Energy,
     Evaluation,
     File,
     Folder,
@@ -299,6 +300,12 @@ class EmbedSettings(ResumeSettings):
     # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
     dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
 
+    def __post_init__(self) -> None:
+        if self.pieces and self.chunk_tokens is not None:
+            raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
+        if not self.output.endswith(".npy"):
+            raise InputError(f"output: expected a file whose name ends in .npy, got {self.output}")
+
 
 @settings
 class FillMaskSettings:
@@ -307,7 +314,6 @@ class FillMaskSettings:
     model: Argument[ModelName]  # Folder or hub id of a masked language model.
     text: Argument[str]  # Text with one or more <mask> tokens.
     top_k: Output[Count] = 5  # Number of predictions per <mask> token.
-    json: Output[bool] = False  # Print JSON instead of a table.
 
 
 @settings
@@ -349,7 +355,6 @@ class BenchSettings:
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
     # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
     tokens: Measurement[Count | None] = None
-    repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder; fewer if they exceed 10 seconds.
     num_hidden_layers: Encoder[Count] = 2  # Number of layers.
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
@@ -373,22 +378,18 @@ class InspectSettings:
 
 
 @settings
-class SpectrumSettings(DocumentSettings):
+class SpectrumSettings:
     """Measure the singular values of attention (Fig 1); choose k."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
     # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     text_file: Texts[list[File] | None] = None
-    # n, tokens per sequence; default: 512, or the model's maximum.
-    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None
+    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
+    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None  # n, tokens per sequence; default: 512, or the maximum.
     samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
-    # Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`; so do energy and
-    # budget.
-    choose: Measurement[bool] = False
-    # Choose the smallest k with this share of the sum of singular values in each layer; default: 0.9, without budget.
-    energy: Measurement[float | None] = None
-    # Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that has least.
-    budget: Measurement[int | None] = None
+    # Share of the sum of singular values: k of a layer is the smallest with this share.
+    energy: Measurement[Energy] = 0.9
+    choose: Measurement[bool] = False  # Write k of each layer to `projected_dims.yaml`, for `pretrain --config`.
     output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
 
 

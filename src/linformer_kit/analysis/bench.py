@@ -20,6 +20,8 @@ from linformer_kit.report.base import environment_line, table, write_json
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
+REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed 10 seconds
+
 Record = dict[str, Any]
 
 
@@ -83,7 +85,7 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
         )
         for k in (None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len))
     ]
-    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=settings.repetitions)
+    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=REPETITIONS)
     memory = can_measure_memory(device)
     return [
         {
@@ -118,7 +120,7 @@ def markdown(results: Record) -> str:
         f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']:,}, "
         f"{settings['dtype']}, random weights and tokens. The Transformer is transformers' RobertaModel with "
         "scaled_dot_product_attention; Linformers share one E = F. Median (minimum – maximum) of up to "
-        f"{settings['repetitions']} alternating runs. Saved: the Transformer's over the Linformer's. Memory: the peak "
+        f"{REPETITIONS} alternating runs. Saved: the Transformer's over the Linformer's. Memory: the peak "
         "of a run beside weights and gradients. n: tokens in a sequence; k: projected dimension.",
     ]
     header = ["n", "batch", "encoder", "time, ms", "time saved", "memory, MiB", "memory saved"]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
-from transformers import AutoModel, PreTrainedTokenizerBase
+from transformers import AutoModel
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import InspectSettings, model_label
@@ -38,55 +38,42 @@ def main(settings: InspectSettings) -> None:
             out of range, or an output_dir that is not empty. Nothing is written then.
     """
     folder = check_new_folder("output_dir", settings.output_dir)
-    model, tokenizer = _load(settings.model)
-    layers = _chosen("layers", settings.layers, model.config.num_hidden_layers)
-    heads = _chosen("heads", settings.heads, model.config.num_attention_heads)
-    ids = _tokens(settings.text, tokenizer, model)
-    mappings = context_mappings(model, ids)
+    model, tokenizer = load_model(settings.model, AutoModel, "a Linformer")
+    if not isinstance(model, LinformerModel):
+        expected = "a Linformer of this package, as `linformer convert` makes without --in_place"
+        raise InputError(f"model: expected {expected}, got {settings.model}, a {type(model).__name__}")
+    config = model.config
+    text = Path(argparse.__file__).read_text(encoding="utf-8") if settings.text is None else settings.text
+    ids = tokenizer(text, truncation=True, max_length=config.max_position_embeddings)["input_ids"]
+    if not ids or not text.strip():
+        raise InputError("text: expected some words, got none")
     described = ("attention", "projection", "sharing", "projected_dim", "global_tokens", "sliding_window")
     results: dict[str, Any] = {
         "command": "inspect",
         "model": model_label(settings.model),
         "text": "the source of Python's argparse" if settings.text is None else "given on the command line",
         "tokens": [tokenizer.decode([token]) for token in ids],
-        **{name: getattr(model.config, name) for name in described},
-        "layers": layers,
-        "heads": heads,
-        "effective_slots": [effective_slots(weights).tolist() for weights in mappings],
+        **{name: getattr(config, name) for name in described},
+        "layers": _chosen("layers", settings.layers, config.num_hidden_layers),
+        "heads": _chosen("heads", settings.heads, config.num_attention_heads),
     }
-    text = inspection_markdown(results)
+    mappings = context_mappings(model, ids)
+    results["effective_slots"] = [effective_slots(weights).tolist() for weights in mappings]
     with whole_folder(folder) as part:
         write_json(results, part / "inspection.json")
-        write_whole(part / "inspection.md", text)
+        write_whole(part / "inspection.md", inspection_markdown(results))
         save_figure(draw_context_mappings(results, mappings), part / "context_mapping.png")
-    print(text)
+    print(inspection_markdown(results))
     print(f"Saved in {settings.output_dir}")
-
-
-def _load(name: str) -> tuple[LinformerModel, PreTrainedTokenizerBase]:
-    model, tokenizer = load_model(name, AutoModel, "a Linformer")
-    if not isinstance(model, LinformerModel):
-        expected = "a Linformer of this package, as `linformer convert` makes without --in_place"
-        raise InputError(f"model: expected {expected}, got {name}, a {type(model).__name__}")
-    return model, tokenizer
 
 
 def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:
     """The layers or heads to plot: those chosen, or a few, evenly spaced."""
     if not chosen:
-        return sorted({round(index * (count - 1) / max(1, _PANELS - 1)) for index in range(_PANELS)})
+        return sorted({round(index * (count - 1) / (_PANELS - 1)) for index in range(_PANELS)})
     if not all(0 <= index < count for index in chosen):
         raise InputError(f"{name}: expected 0 to {count - 1}, got {', '.join(map(str, chosen))}")
     return chosen
-
-
-def _tokens(text: str | None, tokenizer: PreTrainedTokenizerBase, model: LinformerModel) -> list[int]:
-    """Tokens of the text, truncated to the model's limit; None: the source of argparse, which is on every machine."""
-    text = Path(argparse.__file__).read_text(encoding="utf-8") if text is None else text
-    ids = tokenizer(text, truncation=True, max_length=model.config.max_position_embeddings)["input_ids"]
-    if not ids or not text.strip():
-        raise InputError("text: expected some words, got none")
-    return ids
 
 
 @torch.no_grad()
@@ -114,10 +101,8 @@ def effective_slots(mappings: Float[Tensor, "*heads seq_len slots"]) -> Float[Te
 
 def inspection_markdown(results: dict[str, Any]) -> str:
     """The number of effective slots of each head of each layer, as Markdown."""
-    rows = [
-        [f"layer {layer}", *(f"{slots:,.1f}" for slots in heads)]
-        for layer, heads in enumerate(results["effective_slots"])
-    ]
+    slots = results["effective_slots"]
+    rows = [[f"layer {layer}", *(f"{number:,.1f}" for number in heads)] for layer, heads in enumerate(slots)]
     header = ["", *(f"head {head}" for head in range(len(rows[0]) - 1))]
     kind = f"{results['projection']}, sharing {results['sharing']}, k {results['projected_dim']}"
     lines = [

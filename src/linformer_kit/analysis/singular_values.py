@@ -7,7 +7,6 @@ Axes: batch, layers, heads, rows (n), columns (n, or k slots), rank (the i-th la
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from transformers import PreTrainedModel
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.projections import SequenceProjection, is_integer
+from linformer_kit.operator.projections import SequenceProjection
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,16 @@ class Spectrum:
     spread: Float[np.ndarray, "layers heads rank"]
     samples: int
     tokens: int
+
+    @property
+    def quarter(self) -> int:
+        """A quarter of the number of singular values, as in the paper: 128 of 512."""
+        return max(1, self.cumulative.shape[-1] // 4)
+
+    @property
+    def shares(self) -> Float[np.ndarray, "layers heads"]:
+        """The share of the largest quarter of the singular values in the sum of all."""
+        return self.cumulative[..., self.quarter - 1]
 
 
 def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> Spectrum:
@@ -156,49 +165,22 @@ def _filled(curves: np.ndarray, rank: int, value: float = 1.0) -> np.ndarray:
     return np.pad(curves, missing, constant_values=value)
 
 
-def choose_projected_dims(spectrum: Spectrum, *, energy: float | None = None, budget: int | None = None) -> list[int]:
+def choose_projected_dims(spectrum: Spectrum, *, energy: float = 0.9) -> list[int]:
     """Choose k for each layer, for `LinformerConfig(projected_dim=...)`.
 
     "Energy" is the paper's measure, the share of the k largest singular values in the sum of all (Figure 1), not of
-    their squares; here the mean over the heads of a layer. Exactly one of `energy` and `budget` must be given.
+    their squares; here the mean over the heads of a layer.
 
     Args:
         spectrum: Result of `attention_spectrum`, at the text length that the model is for.
         energy: Choose the smallest k with this share in each layer; above 0, at most 1.
-        budget: Total slots of all heads of all layers, spent so that the layer with the least energy has the most.
-            Less than one slot for each head of a layer may be left over.
 
     Returns:
         k of each layer.
 
-    Raises:
-        InputError: unless exactly one of energy and budget is given and in range.
-
-    Source: the allocation is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
+    Source: the choice is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
     was worse than the same k everywhere, when measured (docs/learning.md).
     """
-    if (energy is None) == (budget is None):
-        raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")
-    curves, heads = spectrum.cumulative.mean(axis=1), spectrum.cumulative.shape[1]
-    if energy is None:
-        return _spend(curves, heads, budget)
     if not 0 < energy <= 1:
         raise InputError(f"energy: expected more than 0 and at most 1, got {energy!r}")
-    return [int(np.argmax(curve >= energy - 1e-12)) + 1 for curve in curves]
-
-
-def _spend(curves: np.ndarray, heads: int, budget: int | None) -> list[int]:
-    """Spend a budget greedily: the next slot of all heads goes to the layer with the least energy."""
-    layers, rank = curves.shape
-    least, most = layers * heads, layers * heads * rank
-    if budget is None or not (is_integer(budget) and least <= budget <= most):
-        raise InputError(f"budget: expected {least} to {most} slots for {least} heads of 1 to {rank}, got {budget}")
-    dims = [1] * layers
-    queue = [(curve[0], layer) for layer, curve in enumerate(curves) if rank > 1]
-    heapq.heapify(queue)
-    for _ in range((budget - least) // heads):
-        _, layer = heapq.heappop(queue)
-        dims[layer] += 1
-        if dims[layer] < rank:
-            heapq.heappush(queue, (curves[layer, dims[layer] - 1], layer))
-    return dims
+    return [int(np.argmax(curve >= energy - 1e-12)) + 1 for curve in spectrum.cumulative.mean(axis=1)]

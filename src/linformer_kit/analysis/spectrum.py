@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.report.base import code, environment_line, table, write_json
 from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
-_DEFAULT_ENERGY = 0.9
 _DEFAULT_LENGTH = 512  # of Figure 1
 _FILES_IN_TURN = 64  # open at the same time
 _DIGITS = 6
@@ -48,42 +47,18 @@ def main(settings: SpectrumSettings) -> None:
     With `choose`, also `projected_dims.yaml`.
 
     Raises:
-        InputError: for settings, texts or a model that cannot be used; nothing is written then.
+        InputError: for texts or a model that cannot be used; nothing is written then.
     """
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
-    results = _measure(settings)
-    text = spectrum_markdown(results)
-    folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
-    with whole_folder(folder) as part:
-        write_json(results, part / "spectrum.json")
-        write_whole(part / "spectrum.md", text)
-        save_figure(draw_spectrum(results), part / "spectrum.png")
-        if "chosen" in results:
-            write_whole(part / "projected_dims.yaml", _as_config(results))
-    print(text)
-    print(f"Saved in {folder}")
-
-
-def _measure(settings: SpectrumSettings) -> dict[str, Any]:
-    """The content of `spectrum.json`."""
-    files = find_texts(settings.text_file, document=settings.document, column=settings.text_column)
+    files = find_texts(settings.text_file, column=settings.text_column)
     model, tokenizer = load_model(settings.model, AutoModel, "an encoder")
     model.to(best_device())
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
     started = time.perf_counter()
-    ids = islice(sequences(files, tokenizer, seq_len=seq_len), settings.samples)
-    first = list(islice(ids, 1))
-    if not first:
-        raise InputError(f"text_file: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
-    choose = settings.choose or settings.energy is not None or settings.budget is not None
-    if choose:  # raises errors of these settings before the long measurement
-        _choose(settings, attention_spectrum(model, batches_of(iter(first), 1, model.device)))
-    spectrum = attention_spectrum(model, batches_of(chain(first, ids), settings.samples, model.device))
-    if spectrum.samples < settings.samples:
-        _log.warning("%s of the %s sequences asked for", f"{spectrum.samples:,}", f"{settings.samples:,}")
-    return {
+    spectrum = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
+    results = {
         "command": "spectrum",
         "environment": environment(model.device),
         "model": model_label(settings.model),
@@ -92,9 +67,36 @@ def _measure(settings: SpectrumSettings) -> dict[str, Any]:
         "seq_len": seq_len,
         "seconds": round(time.perf_counter() - started, 1),
         **spectrum_fields(spectrum),
-        "at": max(1, spectrum.cumulative.shape[-1] // 4),
-        **({"chosen": _choose(settings, spectrum)} if choose else {}),
+        "energy": settings.energy,
+        "projected_dim": choose_projected_dims(spectrum, energy=settings.energy),
     }
+    text = spectrum_markdown(results, spectrum)
+    folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
+    with whole_folder(folder) as part:
+        write_json(results, part / "spectrum.json")
+        write_whole(part / "spectrum.md", text)
+        save_figure(draw_spectrum(spectrum, f"{results['model']}, n {seq_len}"), part / "spectrum.png")
+        if settings.choose:
+            write_whole(part / "projected_dims.yaml", _as_config(results))
+    print(text)
+    print(f"Saved in {folder}")
+
+
+def _as_config(results: dict[str, Any]) -> str:
+    """The chosen k as settings of `linformer pretrain`, with the sizes of their model."""
+    layers, heads, _ = np.shape(results["cumulative"])
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": results["seq_len"]}
+    return yaml.safe_dump(
+        {"model": sizes | {"projected_dim": results["projected_dim"]}}, sort_keys=False, default_flow_style=None
+    )
+
+
+def find_texts(text_file: list[str] | None, *, column: str = "text") -> TextFiles:
+    """The files, folders or globs to read, as `TextFiles`; None: the source of the Python standard library."""
+    if text_file is None:
+        return standard_library()
+    paths = find_files(text_file, field="text_file")
+    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document="auto", column=column)
 
 
 def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
@@ -104,21 +106,14 @@ def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     return min(_DEFAULT_LENGTH, length) if seq_len is None else length
 
 
-def find_texts(text_file: list[str] | None, *, document: str = "auto", column: str = "text") -> TextFiles:
-    """The files, folders or globs to read, as `TextFiles`; None: the source of the Python standard library."""
-    if text_file is None:
-        return standard_library()
-    paths = find_files(text_file, field="text_file")
-    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document=document, column=column)
-
-
 def sequences(files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Iterator[list[int]]:
     """Token ids of one sequence after the other, read on demand, from up to 64 files in turn.
 
     The texts of a file are joined and cut into sequences of `seq_len` tokens, start and end included.
 
     Raises:
-        InputError: for text that cannot be read, and a tokenizer without start and end tokens.
+        InputError: for text that cannot be read, less text than a sequence, and a tokenizer without start and end
+            tokens.
     """
     if start_token_id(tokenizer) is None or end_token_id(tokenizer) is None:
         raise InputError("model: expected a tokenizer with start and end tokens, got one without")
@@ -128,21 +123,28 @@ def sequences(files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: 
         for block in chain.from_iterable(blocks(texts, tokenizer, seq_len - 1)):
             yield [*block.tolist(), end_token_id(tokenizer)]
 
-    waiting = map(of_file, files.paths)
+    waiting, number = map(of_file, files.paths), 0
     opened = deque(islice(waiting, _FILES_IN_TURN))
     while opened:
         stream = opened.popleft()
         if (ids := next(stream, None)) is not None:
             yield ids
+            number += 1
             opened.append(stream)
         else:
             opened.extend(islice(waiting, 1))
+    if not number:
+        raise InputError(f"text_file: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
 
 
-def batches_of(ids: Iterator[list[int]], total: int, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
-    """Each sequence of token ids as arguments of a model, with a progress bar."""
-    for sequence in tqdm(ids, total=total, desc="Spectrum", unit=" sequences", dynamic_ncols=True, delay=2):
-        yield {"input_ids": torch.tensor([sequence], device=device)}
+def spectrum_of(model: PreTrainedModel, ids: Iterable[list[int]], samples: int) -> Spectrum:
+    """The spectrum of a model on at most so many sequences of token ids, with a progress bar."""
+    shown = tqdm(islice(ids, samples), total=samples, desc="Spectrum", unit=" sequences", dynamic_ncols=True, delay=2)
+    batches = ({"input_ids": torch.tensor([sequence], device=model.device)} for sequence in shown)
+    spectrum = attention_spectrum(model, batches)
+    if spectrum.samples < samples:
+        _log.warning("%s of the %s sequences asked for", f"{spectrum.samples:,}", f"{samples:,}")
+    return spectrum
 
 
 def spectrum_fields(spectrum: Spectrum) -> dict[str, Any]:
@@ -151,30 +153,9 @@ def spectrum_fields(spectrum: Spectrum) -> dict[str, Any]:
     return {"samples": spectrum.samples, "tokens": spectrum.tokens, **curves}
 
 
-def _choose(settings: SpectrumSettings, spectrum: Spectrum) -> dict[str, Any]:
-    energy = _DEFAULT_ENERGY if settings.energy is None and settings.budget is None else settings.energy
-    dims = choose_projected_dims(spectrum, energy=energy, budget=settings.budget)
-    shares = [curves[:, k - 1] for curves, k in zip(spectrum.cumulative, dims, strict=True)]
-    kept = round(float(np.mean(shares)), _DIGITS)
-    return {"energy": energy, "budget": settings.budget, "projected_dim": dims, "kept": kept}
-
-
-def _as_config(results: dict[str, Any]) -> str:
-    """The chosen k as settings of `linformer pretrain`, with the sizes of their model."""
-    layers, heads, _ = np.shape(results["cumulative"])
-    model = {
-        "max_position_embeddings": results["seq_len"],
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "projected_dim": results["chosen"]["projected_dim"],
-    }
-    return yaml.safe_dump({"model": model}, sort_keys=False, default_flow_style=None)
-
-
-def spectrum_markdown(results: dict[str, Any]) -> str:
-    """The shares of each layer, and the chosen k, as Markdown."""
-    curves, at = np.array(results["cumulative"]), results["at"]
-    shares = curves[..., at - 1]
+def spectrum_markdown(results: dict[str, Any], spectrum: Spectrum) -> str:
+    """The shares of each layer, and its k, as Markdown."""
+    at, shares, energy = spectrum.quarter, spectrum.shares, results["energy"]
     lines = [
         "# Spectrum of attention",
         "",
@@ -182,71 +163,46 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
         f"sequences of {results['seq_len']} tokens each, {results['tokens']:,} tokens; {results['seconds']:,.0f} s. "
         f"{environment_line(results['environment'])}",
         "",
-        *share_table(curves, np.array(results["spread"]), at),
+        *share_table(spectrum, energy=energy),
         "",
-        f"Share: σ_1 + … + σ_{at} of the context mapping over the sum of all {curves.shape[-1]}, the mean over heads "
-        f"and texts. All heads of all layers: {shares.min():.3f} to {shares.max():.3f}, mean {shares.mean():.3f}. Rank "
-        f"for {_DEFAULT_ENERGY}: the number of singular values with that share, by the mean of the heads.",
+        f"Share: σ_1 + … + σ_{at} of the context mapping over the sum of all {spectrum.cumulative.shape[-1]}, the mean "
+        f"over heads and texts. All heads of all layers: {shares.min():.3f} to {shares.max():.3f}, mean "
+        f"{shares.mean():.3f}. Rank for {energy}: the number of singular values with that share, by the mean of the "
+        "heads; `--choose` writes it as k of the layer.",
     ]
-    if "chosen" in results:
-        lines += ["", *_chosen(results["chosen"], curves.shape[1])]
     return "\n".join(lines) + "\n"
 
 
-def share_table(curves: np.ndarray, spread: np.ndarray, at: int) -> list[str]:
-    """The lines of a table of the share of the `at` largest singular values, by layer."""
-    rows = []
-    for layer, (heads, deviation) in enumerate(zip(curves, spread, strict=True)):
-        shares = heads[:, at - 1]
-        reached = np.append(heads.mean(axis=0) >= _DEFAULT_ENERGY, True)
-        rows.append(
-            [
-                str(layer),
-                f"{shares.mean():.3f}",
-                f"{shares.min():.3f} to {shares.max():.3f}",
-                f"{deviation[:, at - 1].mean():.3f}",
-                f"{int(reached.argmax()) + 1:,}",
-            ]
+def share_table(spectrum: Spectrum, *, energy: float = 0.9) -> list[str]:
+    """A table of the share of the largest quarter of the singular values, and the rank for an energy, by layer."""
+    ranks = choose_projected_dims(spectrum, energy=energy)
+    rows = [
+        [str(layer), f"{share.mean():.3f}", f"{share.min():.3f} to {share.max():.3f}", f"{spread:.3f}", f"{rank:,}"]
+        for layer, (share, spread, rank) in enumerate(
+            zip(spectrum.shares, spectrum.spread[..., spectrum.quarter - 1].mean(axis=1), ranks, strict=True)
         )
-    return table(["layer", f"share of the {at} largest", "heads", "± over texts", f"rank for {_DEFAULT_ENERGY}"], rows)
-
-
-def _chosen(chosen: dict[str, Any], heads: int) -> list[str]:
-    dims, budget = chosen["projected_dim"], chosen["budget"]
-    aim = f"an energy of {chosen['energy']} in each layer" if budget is None else f"{budget:,} slots"
-    return [
-        f"## Chosen k, for {aim}",
-        "",
-        *table(["layer", "k of each head"], [[str(layer), f"{k:,}"] for layer, k in enumerate(dims)]),
-        "",
-        f"{heads * sum(dims):,} slots; they keep {chosen['kept']:.3f} of the singular values, the mean over heads. "
-        "Settings for `linformer pretrain`: `projected_dims.yaml`.",
     ]
+    columns = ["layer", f"share of the {spectrum.quarter} largest", "heads", "± over texts", f"rank for {energy}"]
+    return table(columns, rows)
 
 
-def draw_spectrum(results: dict[str, Any]) -> Figure:
-    """Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right.
-
-    Args:
-        results: The content of `spectrum.json`.
-    """
-    curves, at = np.array(results["cumulative"]), results["at"]
+def draw_spectrum(spectrum: Spectrum, title: str) -> Figure:
+    """Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right."""
     figure, (left, right) = new_figure((11, 4.4), 1, 2)
-    draw_curves(left, curves, np.array(results["spread"]), at)
+    draw_curves(left, spectrum)
     left.set_title("Mean over heads; shaded: ± one deviation over texts", fontsize=10)
-    draw_shares(right, curves, at)
-    title = f"Spectrum of attention: {results['model']}, n {results['seq_len']}"
-    figure.suptitle(title, fontsize=11, parse_math=False)
+    draw_shares(right, spectrum)
+    figure.suptitle(f"Spectrum of attention: {title}", fontsize=11, parse_math=False)
     return figure
 
 
-def draw_curves(axes: Axes, curves: np.ndarray, spread: np.ndarray, at: int) -> None:
-    """Plot the mean over heads of the cumulative curves of each layer, with a line at one rank."""
-    layers, _, rank = curves.shape
-    ranks = np.arange(1, rank + 1)
+def draw_curves(axes: Axes, spectrum: Spectrum) -> None:
+    """Plot the mean over heads of the cumulative curves of each layer, with a line at a quarter of the rank."""
+    layers, _, rank = spectrum.cumulative.shape
+    ranks, at = np.arange(1, rank + 1), spectrum.quarter
     for layer in range(layers):
         color = colormaps["viridis"](layer / max(1, layers - 1) * 0.92)
-        mean, deviation = curves[layer].mean(axis=0), spread[layer].mean(axis=0)
+        mean, deviation = spectrum.cumulative[layer].mean(axis=0), spectrum.spread[layer].mean(axis=0)
         axes.plot(ranks, mean, color=color, label=f"layer {layer}")
         axes.fill_between(
             ranks, mean - deviation, np.minimum(mean + deviation, 1), color=color, alpha=0.15, linewidth=0
@@ -259,12 +215,11 @@ def draw_curves(axes: Axes, curves: np.ndarray, spread: np.ndarray, at: int) -> 
     show_grid(axes)
 
 
-def draw_shares(axes: Axes, curves: np.ndarray, at: int) -> None:
-    """Plot the share of the `at` largest singular values, layers × heads."""
-    shares = curves[..., at - 1]
-    image = axes.imshow(shares, cmap="viridis", aspect="auto")
+def draw_shares(axes: Axes, spectrum: Spectrum) -> None:
+    """Plot the share of the largest quarter of the singular values, layers × heads."""
+    image = axes.imshow(spectrum.shares, cmap="viridis", aspect="auto")
     axes.set(xlabel="head", ylabel="layer")
-    axes.set_title(f"Share of the {at} largest of {curves.shape[-1]}", fontsize=10)
+    axes.set_title(f"Share of the {spectrum.quarter} largest of {spectrum.cumulative.shape[-1]}", fontsize=10)
     for numbered in (axes.xaxis, axes.yaxis):
         numbered.set_major_locator(MaxNLocator(integer=True))
     assert axes.figure is not None

@@ -62,14 +62,7 @@ HEADS = (
 class Exportable(nn.Module):
     """A model in evaluation mode that takes its inputs in a fixed order and returns a tuple.
 
-    Args:
-        model: Any encoder.
-        tokenizer: Its tokenizer.
-        head: The head, which names the outputs.
-        input_names: Names of the inputs, in order.
-
-    Attributes:
-        limit: Longest input in tokens.
+    `input_names` are the inputs, in order; the head names the outputs; `limit` is the longest input in tokens.
     """
 
     def __init__(
@@ -180,10 +173,6 @@ def differences(source: Exportable, run: Run, shapes: list[Case]) -> dict[Case, 
 
 def check_agreement(source: Exportable, run: Run) -> dict[str, Any]:
     """Compare an exported model with PyTorch at all `cases`.
-
-    Args:
-        source: The model in PyTorch.
-        run: The exported model.
 
     Returns:
         The `shapes` compared, `largest_difference`, `float32_error` (of PyTorch, from float64) and `tolerance`.

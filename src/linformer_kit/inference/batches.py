@@ -41,10 +41,6 @@ class TextModel(ABC):
     Attributes:
         prompt: What precedes each text.
         limit: Tokens at which texts are truncated.
-        bf16: Whether mixed precision is used.
-
-    Raises:
-        InputError: for a longer `max_length` than the model reads, and bf16 mixed precision with weights in float16.
     """
 
     prompt: str = ""
@@ -54,7 +50,6 @@ class TextModel(ABC):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         max_length: int | None,
-        *,
         batch_size: int,
         bf16: str,
     ) -> None:
@@ -73,11 +68,7 @@ class TextModel(ABC):
         self.limit = input_length(self.model, self.tokenizer, max_length)
 
     def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
-        """The output for each text, and its number of truncated tokens.
-
-        Args:
-            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
-        """
+        """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
         encoded = Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
@@ -94,18 +85,12 @@ class TextModel(ABC):
         Args:
             windows: Tokenised texts.
             run: From the numbers of some windows to one or more rows for each; None: `forward` of these windows.
-
-        Raises:
-            InputError: for windows that the model cannot read, and outputs that are NaN or infinite.
         """
         run = run or (lambda batch: self.forward([windows[index] for index in batch]))
         rows: dict[int, np.ndarray] = {}
         for batch in by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size):
-            # Such as the index of an added token that has no embedding (on CPUs).
-            with (
-                torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
-                input_errors("model: expected one that reads these texts"),
-            ):
+            mixed = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+            with mixed, input_errors("model: expected one that reads these texts"):  # all tokens have an embedding
                 rows |= zip(batch, run(batch), strict=True)
         outputs = np.concatenate([np.atleast_2d(rows[index]) for index in range(len(windows))])
         check_finite(outputs)

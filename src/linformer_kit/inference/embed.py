@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,40 +27,39 @@ from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import find_texts, write_rows
+from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.interop.loading import fingerprint
 
 _NUMBER = np.dtype("<f4")
 
 
-def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
-    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format, by `write_rows`.
+def main(settings: EmbedSettings) -> None:
+    """Write the embeddings, and print their number to stderr."""
+    texts, embedder = embed(settings)
+    rows = len(np.load(settings.output, mmap_mode="r"))
+    pieces = "" if settings.chunk_tokens is None else f"{rows:,} pieces, "
+    print(f"{texts:,} texts, {pieces}{embedder.width} numbers each, in {settings.output}", file=sys.stderr)
+    if embedder.cut:
+        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
+
+
+def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
+    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
-
-    Returns:
-        Number of texts, number of rows, and the embedder, which has the number of texts that this call truncated.
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. Returns the number of texts, and the
+    embedder, which has the number of texts that this call truncated.
 
     Raises:
-        InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, and an
-            output that `find_texts` or `write_rows` rejects.
+        InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
     """
-    size = settings.chunk_tokens
-    if settings.pieces and size is not None:
-        raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
-    output = Path(settings.output)
-    if output.suffix != ".npy":
-        raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
+    size, output = settings.chunk_tokens, Path(settings.output)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    paths = find_texts(settings, pieces)
-    columns = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, paths, columns, document=settings.document)
+    written = TextsAndOutput(settings, pieces)
+    column = TextColumns(settings.text_column or "text")
+    read = functools.partial(read_inputs, written.paths, column, document=settings.document)
     total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
-    embedder = load_embedder(settings.model, batch_size=settings.batch_size, dtype=settings.dtype)
-    embedder.truncate(settings.max_length)
-    if settings.pieces or size is not None:
-        _check_pieces(embedder, chunks=size is not None)
+    embedder = _load(settings)
     identity = {
         "dtype": settings.dtype,  # before the fingerprint, which differs as well
         "model_fingerprint": fingerprint(embedder.sentences),
@@ -72,27 +72,40 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
 
     def rows(group: list[Text], _: int) -> bytes:
         texts = [text for text, _ in group]
-        if size is not None:
-            vectors = embed_chunks(embedder, texts, size)
-        else:
-            vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
-        return vectors.astype(_NUMBER).tobytes()
+        if size is None:
+            return _bytes(embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts))
+        return _bytes(embed_chunks(embedder, texts, size))
 
     def header() -> bytes:
-        if size is None:
-            pieces.unlink(missing_ok=True)  # of an output that is overwritten
-            return _header((total, embedder.width))
-        return _header((_write_pieces(pieces, embedder, read(), size), embedder.width))
+        pieces.unlink(missing_ok=True)  # of an output that is overwritten
+        return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
-    write_rows(settings, paths, identity, read(), total, rows, header=header)
-    return total, len(np.load(output, mmap_mode="r")), embedder
+    written.write(identity, read(), total, rows, header)
+    return total, embedder
 
 
-def _header(shape: tuple[int, int]) -> bytes:
+def _load(settings: EmbedSettings) -> Embedder:
+    """The embedder; one that cannot embed pieces raises an error if they are asked for."""
+    embedder = load_embedder(settings.model, batch_size=settings.batch_size, dtype=settings.dtype)
+    embedder.truncate(settings.max_length)
+    if settings.pieces or settings.chunk_tokens is not None:
+        next(tokenise(embedder, [""]))  # raises an error without room for text
+    # Of other poolings than means, a piece's first or last token says little.
+    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
+    if settings.chunk_tokens is not None and after[:1] != ["mean"]:
+        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
+    return embedder
+
+
+def _header(rows: int, width: int) -> bytes:
     """The start of a file in NumPy's format."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": (rows, width)})
     return header.getvalue()
+
+
+def _bytes(vectors: np.ndarray) -> bytes:
+    return vectors.astype(_NUMBER).tobytes()
 
 
 class Tokens(NamedTuple):
@@ -144,17 +157,6 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
             expected = f"at least {around + 1} for prompt and text"
             raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
         yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
-
-
-def _check_pieces(embedder: Embedder, *, chunks: bool) -> None:
-    """Reject a model that leaves no room for text; for late chunking, also one that does not pool means.
-
-    Of other models' poolings, a piece's first or last token says little.
-    """
-    next(tokenise(embedder, [""]))
-    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
-    if chunks and after[:1] != ["mean"]:
-        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
 
 
 def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -> np.ndarray:
@@ -216,16 +218,9 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
 
 
 def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:
-    """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
+    """Write the pieces of late chunking as JSON Lines, and return their number.
 
-    Args:
-        path: The file.
-        embedder: The embedder.
-        texts: All texts.
-        size: As for `embed_chunks`.
-
-    Returns:
-        Number of pieces.
+    A line has the `row` of the text, the `start`, which is the first character, and the `end`, behind the last one.
     """
     pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:

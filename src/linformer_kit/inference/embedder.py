@@ -34,23 +34,20 @@ class Embedder(TextModel):
         sentences: The embedder; it is moved to the best device.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights: auto (as they are), float32 or bfloat16.
-        bf16: Mixed precision with bfloat16: true, false or auto.
+        bf16: As for `TextModel`.
 
     Attributes:
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
         longest: Longest input of the encoder in tokens.
         width: Size of the embeddings.
         cut: Number of texts that were truncated so far.
-
-    Raises:
-        InputError: for bf16 mixed precision with weights in float16.
     """
 
     def __init__(
         self, sentences: SentenceTransformer, *, batch_size: int, dtype: str = "auto", bf16: str = "false"
     ) -> None:
         self.sentences = sentences.to(best_device(), _DTYPES[dtype]).eval()
-        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size=batch_size, bf16=bf16)
+        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
@@ -74,15 +71,11 @@ class Embedder(TextModel):
 
 
 def load_embedder(name: str, **options: Any) -> Embedder:
-    """The embedder of a folder or hub id.
-
-    Args:
-        name: Folder or hub id of an encoder, with or without the files of sentence-transformers.
-        **options: As for `Embedder`.
+    """The embedder of a folder or hub id, with or without files of sentence-transformers; options as for `Embedder`.
 
     Raises:
-        InputError: as `load_model` and `Embedder`, for a model with a decoder or without an attention mask, and files
-            that are malformed, pickled, or name foreign code.
+        InputError: for a model with a decoder or without an attention mask, and files that are malformed, pickled, or
+            name foreign code.
     """
     described = check_no_pickle(name)
     # sentence-transformers would load a model without some of its weights.

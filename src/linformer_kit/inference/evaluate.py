@@ -14,14 +14,16 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
-from linformer_kit.report.classification import write_evaluation_report
+from linformer_kit.report.classification import evaluation_markdown, write_evaluation_report
+
+
+def main(settings: EvaluateSettings) -> None:
+    """Evaluate and print the results."""
+    print(evaluation_markdown(evaluate(settings)))
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
-    """Evaluate a classifier.
-
-    Args:
-        settings: The classifier, the labelled texts and the options.
+    """Evaluate a classifier on labelled texts.
 
     Returns:
         The results, as written to `metrics.json` if there is an output_dir, and the worst mistakes.

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import FillMaskSettings
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.base import longest_input
+
+
+def main(settings: FillMaskSettings) -> None:
+    """Print the likeliest tokens for each mask of the text, with probabilities."""
+    guesses = fill_mask(settings.model, settings.text, top_k=settings.top_k)
+    for number, candidates in enumerate(guesses, start=1):
+        if len(guesses) > 1:
+            print(f"mask {number}")
+        for candidate in candidates:
+            token = json.dumps(candidate["token"], ensure_ascii=False)  # quoted: white space is part of a token
+            print(f"{candidate['probability']:7.2%}  {token}")
 
 
 def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:

@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.inference.batches import TextModel, together
-from linformer_kit.inference.files import find_texts, write_rows
+from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import fingerprint, load_classifier
@@ -25,82 +27,86 @@ from linformer_kit.interop.loading import fingerprint, load_classifier
 _DIGITS = 6
 
 
-def predict(settings: PredictSettings) -> dict[str | None, int]:
-    """Classify the texts of files; write one line of JSON for each, by `write_rows` or to standard output.
+def main(settings: PredictSettings) -> None:
+    """Write the predictions, and print the number of texts of each class to stderr."""
+    texts, counts = predict(settings)
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    print(f"{texts:,} texts: {shown}", file=sys.stderr)
+
+
+def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
+    """Classify the texts of files; write one line of JSON for each, to a file or to standard output.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
 
     Returns:
-        The number of texts of each class, and of all under None, for this call only.
+        The number of texts, and that of each class, for this call only.
 
     Raises:
-        InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, and an output
-            that `find_texts` or `write_rows` rejects.
+        InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
     """
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
-    paths = find_texts(settings)
+    output = TextsAndOutput(settings)
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    if columns.text_pair is not None and not all(map(is_table, paths)):
-        raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {settings.file}")
-
-    def texts() -> Iterator[Text]:
-        return itertools.chain.from_iterable(read_texts(path, columns) for path in paths)
-
-    total = sum(1 for _ in texts())  # rejects an unreadable file before the model is loaded
-    classifier = Classifier(settings)
-    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(labels.names, 0)}
-
-    def lines_of(group: list[Text], done: int) -> bytes:
-        logits, truncated = classifier(group)
-        answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-        probabilities = class_probabilities(logits, multi_label=labels.multi_label).round(_DIGITS).tolist()
-        lines = []
-        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
-            label = names_of(answer, labels)
-            line: dict[str, Any] = {"row": row, "label": label}
-            line |= {"probabilities": dict(zip(labels.names, chances, strict=True))}
-            line |= {"lost_tokens": lost} if lost else {}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-            for name in (None, *([label] if isinstance(label, str) else label)):
-                counts[name] += 1
-        return "".join(lines).encode()
-
+    total = sum(1 for _ in _texts(output.paths, columns))  # rejects an unreadable file before the model is loaded
+    classifier, texts = Classifier(settings), _texts(output.paths, columns)
     if settings.output is None:
-        for group in together(texts(), total):
-            sys.stdout.write(lines_of(group, counts[None]).decode())
-        return counts
-    identity = {
-        "model_fingerprint": fingerprint(classifier.model),
-        "labels": list(labels.names),
-        "max_length": classifier.limit,
-        "bf16": classifier.bf16,
-        "columns": dataclasses.asdict(columns),
-        "threshold": settings.threshold,
-    }
-    write_rows(settings, paths, identity, texts(), total, lines_of)
-    return counts
+        for group in together(texts, total):
+            sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
+    else:
+        identity = {
+            "model_fingerprint": fingerprint(classifier.model),
+            "labels": list(labels.names),
+            "max_length": classifier.limit,
+            "bf16": classifier.bf16,
+            "columns": dataclasses.asdict(columns),
+            "threshold": settings.threshold,
+        }
+        output.write(identity, texts, total, classifier.lines)
+    return classifier.texts, classifier.counts
+
+
+def _texts(paths: Sequence[Path], columns: TextColumns) -> Iterator[Text]:
+    """All texts of files, one after the other."""
+    for path in paths:
+        if columns.text_pair is not None and not is_table(path):
+            raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {path}")
+        yield from read_texts(path, columns)
 
 
 class Classifier(TextModel):
     """A loaded classifier.
 
-    Args:
-        settings: The model and the options; the threshold is not used here.
-
     Attributes:
-        labels: The classes.
-
-    Raises:
-        InputError: if the model is not a complete classifier, or settings do not fit it.
+        labels: Its classes.
+        texts: Number of texts that `lines` has classified.
+        counts: The number of them by class.
     """
 
     def __init__(self, settings: ClassifierSettings) -> None:
         model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
-        super().__init__(model, tokenizer, settings.max_length, batch_size=settings.batch_size, bf16=settings.bf16)
+        self._threshold, self.texts, self.counts = settings.threshold, 0, Counter(dict.fromkeys(self.labels.names, 0))
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
+
+    def lines(self, texts: Sequence[Text], done: int) -> bytes:
+        """The predictions for some texts, of which so many others are in rows before, as JSON Lines."""
+        logits, truncated = self(texts)
+        answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=self._threshold)
+        probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS).tolist()
+        lines = []
+        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
+            label = names_of(answer, self.labels)
+            line: dict[str, Any] = {"row": row, "label": label}
+            line |= {"probabilities": dict(zip(self.labels.names, chances, strict=True))}
+            line |= {"lost_tokens": lost} if lost else {}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            self.counts.update([label] if isinstance(label, str) else label)
+        self.texts += len(lines)
+        return "".join(lines).encode()
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()

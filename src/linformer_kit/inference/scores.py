@@ -39,8 +39,8 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
     """Metrics by name, each between 0 and 1.
 
     Args:
-        answers: The predicted classes, as `answers_of` returns them.
-        targets: The indices of the true classes `[texts]`, or 0 or 1 for each class `[texts, classes]`.
+        answers: The predicted classes, as from `answers_of`.
+        targets: The true classes, likewise.
         metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
             `micro_f1` (over all answers together).
         classes: Number of classes.
@@ -75,13 +75,6 @@ def mistakes(
 ) -> list[dict[str, Any]]:
     """The misclassified texts, those with the highest loss first.
 
-    Args:
-        logits: Outputs of the classifier.
-        answers: The predicted classes.
-        targets: The true classes.
-        examples: The texts.
-        labels: The classes.
-
     Returns:
         At most a hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
         prediction) and `loss` in nats; lists of classes, and probabilities by class, for multi-label texts.
@@ -93,6 +86,7 @@ def mistakes(
         example, predicted = examples[index], names_of(answers[index], labels)
         pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
         chances = dict(zip(labels.names, probabilities[index].tolist(), strict=True))
+        chance = chances[predicted] if isinstance(predicted, str) else {name: chances[name] for name in predicted}
         listed.append(
             {
                 "source": example.source,
@@ -100,9 +94,7 @@ def mistakes(
                 **pair,
                 "label": names_of(targets[index], labels),
                 "predicted": predicted,
-                "probability": chances[predicted]
-                if isinstance(predicted, str)
-                else {name: chances[name] for name in predicted},
+                "probability": chance,
                 "loss": float(loss[index]),
             }
         )
