@@ -178,11 +178,22 @@ def _recipe_file(name: str) -> Path:
     return path
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader that rejects a name that stands twice, of which YAML's own takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Settings by name in a YAML file; errors name the file."""
     written = path.read_bytes()
     try:
-        content = yaml.safe_load(written)
+        content = yaml.load(written, _Loader)
     except Exception as error:  # the parser raises errors of any type for invalid dates, numbers and nesting
         raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
