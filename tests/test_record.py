@@ -157,7 +157,7 @@ def trained(command: str) -> Numbers:
                 (folder / "texts.csv").write_text("text,label\n" + rows)
                 arguments = [f"--model={teacher}", f"--train_file={folder / 'texts.csv'}", f"--output_dir={output}"]
                 options |= {"seeds": 3}
-                del options["save_steps"]  # checkpoints are at evaluations
+                del options["save_steps"], options["cache_dir"]  # checkpoints are at evaluations
             else:
                 (folder / "texts" / "words.txt").write_text("\n\n".join(words))
                 arguments = [str(teacher), str(output), f"--train_file={folder / 'texts'}"]
