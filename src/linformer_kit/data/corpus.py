@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 from datasets import Dataset
+from jaxtyping import Bool
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
@@ -17,7 +19,6 @@ from linformer_cli.settings import CorpusSettings, names_only
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.read import check_columns, load_hub, read_documents
-from linformer_kit.data.split import held_out
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
 _TOGETHER = 64  # documents in a batch
@@ -83,6 +84,27 @@ def _split(documents: Dataset, name: str, *, fraction: float, seed: int) -> tupl
     advice = ", or smaller documents by --document line or blank_line"
     held = held_out(texts, fraction=fraction, seed=seed, name=name, advice=advice)
     return documents.select(np.flatnonzero(~held)), documents.select(np.flatnonzero(held))
+
+
+def held_out(
+    texts: Iterable[str], *, fraction: float, seed: int, name: str, advice: str = ""
+) -> Bool[np.ndarray, " texts"]:
+    """Which texts to hold out: at least one and never all, and equal texts alike, so that none is in both parts.
+
+    Those with the lowest hashes are held out, so the choice depends on neither the order of the texts nor the machine.
+
+    Raises:
+        InputError: All texts are equal; the message has `name` and ends with `advice`.
+    """
+    digests = (hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()) for text in texts)
+    ranks = np.fromiter((int.from_bytes(digest.digest(), "big") for digest in digests), np.uint64)
+    different = np.unique(ranks)
+    if len(different) < 2:
+        raise InputError(
+            f"{name}: expected at least 2 different texts to hold some out, got 1; give --validation_file{advice}"
+        )
+    count = max(1, round(fraction * len(ranks)))
+    return ranks <= min(np.sort(ranks)[count - 1], different[-2])
 
 
 def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None, list[Any]]:

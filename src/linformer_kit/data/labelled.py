@@ -24,10 +24,10 @@ import numpy as np
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 from linformer_kit.data.cached import content_hash
+from linformer_kit.data.corpus import held_out
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, hub_rows, load_hub, read_table
-from linformer_kit.data.split import held_out
 
 logger = logging.getLogger(__name__)
 
