@@ -131,7 +131,7 @@ def test_hub_data_keeps_its_own_split(tmp_path, load):
 @pytest.mark.parametrize(
     ("lines", "fields", "message"),
     [
-        (["one", "document"], {}, "a.txt: expected at least 2 different texts to hold some out, got 1; give --validation_file, or smaller documents by --document line or blank_line"),
+        (["one", "document"], {}, "a.txt: expected at least 2 different texts to hold some out, got 1; give --validation_file, or smaller documents by --document line"),
         ([" ", ""], {}, "a.txt: expected documents with text, got none in 1 files"),
         (["x"], {"dataset_name": "x"}, "train_file and dataset_name are both given; expected one of them"),
     ],

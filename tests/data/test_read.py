@@ -50,7 +50,6 @@ def write(path, content):
     [
         ("auto", [NOTES]),
         ("line", [" one", " two", "three"]),
-        ("blank_line", [" one\n two", "three"]),
         ("wikitext", [" one\n two\n\n \n\nthree"]),
     ],
 )
@@ -110,7 +109,6 @@ def test_parquet_whole_or_an_error(tmp_path):
         ("a.jsonl", "[1]", "{} line 1: JSON list; expected one object per line"),
         ("a.jsonl", '{"text": 7}', "{} line 1: 'text' is int; expected a string"),
         ("a.jsonl", r'{"text": "ab\ud800"}', "{} line 1: 'text' has half a surrogate pair at character 2"),
-        ("a.jsonl", '{"text": "x", "text": "y"}', "{} line 1: not JSON (a name occurs twice among ['text', 'text']); expected one object per line"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):

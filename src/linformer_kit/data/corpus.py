@@ -81,7 +81,7 @@ def texts_of(documents: Dataset) -> Iterator[str]:
 
 def _split(documents: Dataset, name: str, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     texts = tqdm(texts_of(documents), total=len(documents), desc="Splitting", unit=" documents", delay=2)
-    advice = ", or smaller documents by --document line or blank_line"
+    advice = ", or smaller documents by --document line"
     held = held_out(texts, fraction=fraction, seed=seed, name=name, advice=advice)
     return documents.select(np.flatnonzero(~held)), documents.select(np.flatnonzero(held))
 

@@ -11,7 +11,6 @@
 |--------------|----------------------------------------------------------------------------------|
 | `file`       | the whole file                                                                   |
 | `line`       | a non-blank line                                                                 |
-| `blank_line` | a block of lines between blank lines                                             |
 | `wikitext`   | an article: from a heading ` = Title = ` between blank lines to the next heading |
 | `auto`       | `wikitext` if the first non-blank line is such a heading, else `file`            |
 
@@ -193,7 +192,7 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
                 continue
             source = f"{path} line {number}"
             try:
-                row = json.loads(line, object_pairs_hook=_without_repetition)
+                row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 # The rest of the parser's message has a line number within this line, which would be misleading.
                 problem = str(error).split(": line ")[0]
@@ -202,13 +201,6 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
                 raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
             check_columns(source, columns, list(row))
             yield source, {column: row[column] for column in columns.values()}
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError(f"a name occurs twice among {[name for name, _ in pairs]}")
-    return row
 
 
 def _delimited_rows(path: Path, columns: Mapping[str, str], skip_ragged: bool) -> Iterator[Row]:
@@ -259,16 +251,6 @@ def _lines(path: Path) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in file)
 
 
-def _blocks(path: Path) -> Iterator[str]:
-    block: list[str] = []
-    for line in chain(_lines(path), [""]):
-        if line.strip():
-            block.append(line)
-        elif block:
-            yield "\n".join(block)
-            block = []
-
-
 def _articles(path: Path) -> Iterator[str]:
     before, here, after = tee(_lines(path), 3)
     next(after, None)
@@ -292,6 +274,5 @@ RULES: dict[str, Callable[[Path], Iterator[str]]] = {
     "auto": _articles_or_whole_file,
     "file": _whole_file,
     "line": _lines,
-    "blank_line": _blocks,
     "wikitext": _articles,
 }
