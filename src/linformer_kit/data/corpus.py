@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import CorpusSettings, names_only
+from linformer_cli.settings import CachedTextSettings, CorpusSettings, names_only
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.read import check_columns, load_hub, read_documents
@@ -34,7 +34,7 @@ class Corpus:
     fingerprint: str  # hash of the texts, the document rule and the validation split
 
 
-def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
+def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
     """Find, check, read and split the text of a corpus; files are read once, into a cache.
 
     Args:
@@ -44,13 +44,13 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
     Raises:
         InputError: The settings contradict each other, or the text is missing or not readable.
     """
-    if settings.train_file and settings.dataset_name:
-        raise InputError("train_file and dataset_name are both given; expected one of them")
-    if settings.dataset_config_name and not settings.dataset_name:
-        raise InputError("dataset_config_name is given without dataset_name; expected both or neither")
     validation: Dataset | None = None
     source: Any
-    if settings.dataset_name:
+    if isinstance(settings, CorpusSettings) and (settings.dataset_name or settings.dataset_config_name):
+        if settings.train_file or not settings.dataset_name:
+            raise InputError(
+                "expected one of train_file and dataset_name, and dataset_config_name only with the latter"
+            )
         name = settings.dataset_name
         train, validation, source = _of_hub(settings, name)
     else:
@@ -70,7 +70,7 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
     for documents, side in ((train, "training"), (validation, "validation")):
         if not len(documents):
             raise InputError(f"{name}: expected documents for {side}, got none")
-    description = f"{name}: {len(train)} documents to learn from, {len(validation)} for validation"
+    description = f"{name}: {len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(train, validation, description, content_hash([source, choice]))
 
 
@@ -135,13 +135,13 @@ def _is_not_blank(text: str | None) -> bool:
     return bool(text and text.strip())
 
 
-def _text_files(settings: CorpusSettings, field: str) -> TextFiles:
+def _text_files(settings: CachedTextSettings, field: str) -> TextFiles:
     patterns = getattr(settings, field)
     paths = find_files(patterns, field=field)
     return TextFiles(" ".join(names_only(patterns)), paths, document=settings.document, column=settings.text_column)
 
 
-def _of_files(files: TextFiles, fingerprint: str, settings: CorpusSettings) -> Dataset:
+def _of_files(files: TextFiles, fingerprint: str, settings: CachedTextSettings) -> Dataset:
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
     return cached_dataset(path, _SCHEMA, lambda: _batches(files))
 
