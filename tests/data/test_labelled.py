@@ -62,10 +62,9 @@ def test_only_a_task_known_for_ragged_rows_skips_them(local, caplog):
         load_labelled(settings(task="qnli", data_dir=str(local)))
 
 
-@pytest.mark.parametrize("task", ["imdb", "qnli"])
-def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task):
+def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local):
     """In the columns of these files, as in fine-tuning from data_dir."""
-    known = TASKS[task]
+    task, known = "qnli", TASKS["qnli"]
     columns = columns_of_task(known, in_files=True)
     of_task = load_measured(EvaluateSettings(model="", task=task, data_dir=str(local)), Labels(known.labels), columns)
     own_file = EvaluateSettings(model="", validation_file=[str(local / task / known.validation_file)])
@@ -211,11 +210,6 @@ def test_a_row_that_cannot_be_used_is_named(values, message):
 def test_there_must_be_something_to_tell_apart(values, message):
     with pytest.raises(InputError, match=f"^label_column 'label': {re.escape(message)}$"):
         labels_of(examples(*values), "label")
-
-
-def test_a_pair_has_two_texts():
-    with pytest.raises(InputError, match=r"^t line 2: 'other' is NoneType; expected a string$"):
-        as_examples([("t line 2", {"text": "a", "other": None, "label": "a"})], Columns("text", "other"))
 
 
 def test_an_unknown_class_names_those_that_are_known():

@@ -66,16 +66,6 @@ def test_a_folder_with_a_run_is_rejected(tmp_path):
     assert holds_run(tmp_path), "checking removes nothing"
 
 
-def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
-    checkpoint(tmp_path, 5)
-    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "notes.txt").write_text("mine")
-    open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def run_with_files(folder, *names):
     """A run of which the manifest lists these files."""
     for name in ("run.json", *names):
@@ -84,19 +74,23 @@ def run_with_files(folder, *names):
     write_manifest(folder)
 
 
-def test_overwrite_removes_all_that_belongs_to_the_old_model(tmp_path):
+def test_overwrite_removes_all_of_the_old_run_and_nothing_else(tmp_path):
     """What sentence-transformers reads beside it too, wherever it stands, and nothing that is not in its manifest."""
+    checkpoint(tmp_path, 5)
+    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
     run_with_files(
         tmp_path, "modules.json", "1_Pooling/config.json", "2_Dense/deep/model.safetensors", "adapter_config.json"
     )
-    (tmp_path / "1_Pooling" / "notes.txt").write_text("mine")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "config.json").write_text("mine")
+    for name in ("notes.txt", "1_Pooling/notes.txt", "elsewhere/config.json"):
+        (tmp_path / name).write_text("mine")
     check_output_dir(str(tmp_path), resume=False, overwrite=True)
     open_output_dir(str(tmp_path), command="distill", overwrite=True)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"1_Pooling/notes.txt", "elsewhere/config.json"}
-    assert not (tmp_path / "2_Dense").exists()
+    assert left == {"notes.txt", "1_Pooling/notes.txt", "elsewhere/config.json"}
+    assert not any((tmp_path / name).exists() for name in ("2_Dense", "runs", "checkpoint-5"))
 
 
 @pytest.mark.parametrize("name", ["modules.json", "adapter_config.json"])
