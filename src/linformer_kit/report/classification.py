@@ -93,7 +93,7 @@ def evaluation_lines(results: dict[str, Any]) -> list[str]:
 
 
 def _draw_confusion_of(run: dict[str, Any], labels: Sequence[str], folder: Path) -> None:
-    if run["confusion"] is not None:  # multi-label
+    if run["confusion"] is not None:  # as for multi-label texts
         draw_confusion(run["confusion"], labels, folder / "confusion.png")
 
 
