@@ -119,7 +119,7 @@ def test_hub_data_keeps_its_own_split(tmp_path, load):
     ("lines", "fields", "message"),
     [
         (["one", "document"], {}, "a.txt: expected at least 2 different texts to hold some out, got 1; give --validation_file, or smaller documents by --document line"),
-        ([" ", ""], {}, "a.txt: expected documents with text, got none in 1 files"),
+        ([" ", ""], {}, "a.txt: expected documents with text, got none"),
         (["x"], {"dataset_name": "x"}, "expected one of train_file and dataset_name, and dataset_config_name only with the latter"),
     ],
 )  # fmt: skip

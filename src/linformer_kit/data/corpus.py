@@ -54,22 +54,16 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
         name = settings.dataset_name
         train, validation, source = _of_hub(settings, name)
     else:
-        files = _text_files(settings, "train_file") if settings.train_file else standard_library()
-        name, source = files.name, [files.fingerprint()]
-        train = _of_files(files, source[0], settings)
+        name, train, fingerprint = _of_files(settings, "train_file")
+        source = [fingerprint]
     choice: Any
     if settings.validation_file:
-        files = _text_files(settings, "validation_file")
-        choice = files.fingerprint()
-        validation = _of_files(files, choice, settings)
+        _, validation, choice = _of_files(settings, "validation_file")
     elif validation is not None:
         choice = "validation split"
     else:
         choice = [settings.validation_fraction, seed]
         train, validation = _split(train, name, fraction=settings.validation_fraction, seed=seed)
-    for documents, side in ((train, "training"), (validation, "validation")):
-        if not len(documents):
-            raise InputError(f"{name}: expected documents for {side}, got none")
     description = f"{name}: {len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(train, validation, description, content_hash([source, choice]))
 
@@ -128,34 +122,34 @@ def _text_rows(rows: Dataset, column: str, *, source: str) -> Dataset:
     rows = rows.select_columns([column])
     if column != "text":
         rows = rows.rename_column(column, "text")
-    return rows.filter(_is_not_blank, input_columns="text")
+    return _not_empty(rows.filter(_is_not_blank, input_columns="text"), source)
 
 
 def _is_not_blank(text: str | None) -> bool:
     return bool(text and text.strip())
 
 
-def _text_files(settings: CachedTextSettings, field: str) -> TextFiles:
-    patterns = getattr(settings, field)
-    paths = find_files(patterns, field=field)
-    return TextFiles(" ".join(names_only(patterns)), paths, document=settings.document, column=settings.text_column)
+def _not_empty(documents: Dataset, source: str) -> Dataset:
+    if not len(documents):
+        raise InputError(f"{source}: expected documents with text, got none")
+    return documents
 
 
-def _of_files(files: TextFiles, fingerprint: str, settings: CachedTextSettings) -> Dataset:
+def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, str]:
+    """Name, documents and fingerprint of the files of a setting; without any, of Python's standard library."""
+    if patterns := getattr(settings, field):
+        paths = find_files(patterns, field=field)
+        files = TextFiles(" ".join(names_only(patterns)), paths, settings.document, settings.text_column)
+    else:
+        files = standard_library()
+    fingerprint = files.fingerprint()
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
-    return cached_dataset(path, _SCHEMA, lambda: _batches(files))
+    return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint
 
 
 def _batches(files: TextFiles) -> Iterator[pyarrow.RecordBatch]:
-    """All documents of files, in batches.
-
-    Raises:
-        InputError: for text that cannot be read, and if there is none.
-    """
+    """All documents of files, in batches."""
     documents = read_documents(files.paths, document=files.document, column=files.column)
-    bar = tqdm(documents, desc="Reading", unit=" documents", delay=2)
-    rest = iter(bar)
+    rest = iter(tqdm(documents, desc="Reading", unit=" documents", delay=2))
     for batch in iter(lambda: list(islice(rest, _TOGETHER)), []):
         yield pyarrow.record_batch({"text": batch}, _SCHEMA)
-    if bar.n == 0:
-        raise InputError(f"{files.name}: expected documents with text, got none in {len(files.paths)} files")
