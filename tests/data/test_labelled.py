@@ -124,18 +124,10 @@ def test_settings_that_contradict_each_other(fields, message):
         load_labelled(settings(**fields))
 
 
-@pytest.mark.parametrize(
-    ("content", "fields", "message"),
-    [
-        ("text,label\n", {}, "train_file {}: expected texts, got none"),
-        ("text\na\n", {}, "{}: no column 'label' (label_column); it has 'text'"),
-        ("text,label\na,b\na,c\n", {}, "train_file: expected at least 2 different texts to hold some out, got 1; give --validation_file"),
-    ],
-)  # fmt: skip
-def test_files_that_cannot_be_used(tmp_path, content, fields, message):
-    path = write(tmp_path / "t.csv", content)
-    with pytest.raises(InputError, match=f"^{re.escape(message.replace('{}', path))}$"):
-        load_labelled(settings(train_file=[path], **fields))
+def test_a_table_without_rows(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\n")
+    with pytest.raises(InputError, match=f"^train_file {re.escape(path)}: expected texts, got none$"):
+        load_labelled(settings(train_file=[path]))
 
 
 def test_unusual_texts_give_warnings(tmp_path, caplog):
