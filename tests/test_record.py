@@ -157,12 +157,12 @@ def trained(command: str) -> Numbers:
                 (folder / "texts.csv").write_text("text,label\n" + rows)
                 arguments = [f"--model={teacher}", f"--train_file={folder / 'texts.csv'}", f"--output_dir={output}"]
                 options |= {"seeds": 3}
-                del options["save_steps"]  # checkpoints are at evaluations
+                del options["save_steps"], options["cache_dir"]  # checkpoints are at evaluations
             else:
                 (folder / "texts" / "words.txt").write_text("\n\n".join(words))
                 arguments = [str(teacher), str(output), f"--train_file={folder / 'texts'}"]
                 options |= {"projected_dim": 5, "max_eval_samples": 5, "validation_fraction": 0.3, "seed": 3}
-                options |= {"document": "blank_line", "projection": "linear", "sliding_window": 3}
+                options |= {"document": "line", "projection": "linear", "sliding_window": 3}
         main([command, *arguments, *(f"--{name}={value}" for name, value in options.items())])
         state = json.loads(next(output.rglob("checkpoint-100/trainer_state.json")).read_text())
         return {"losses": [entry["loss"] for entry in state["log_history"] if "loss" in entry]}

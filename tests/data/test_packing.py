@@ -53,7 +53,7 @@ def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch
 
 def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
     documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})
-    message = "notes.txt: 5 tokens; expected at least 6 for one sequence of max_position_embeddings 7"
+    message = "notes.txt: expected at least 6 tokens for one sequence of max_position_embeddings 7, got fewer"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         pack(documents, tokenizer, seq_len=7, cache=tmp_path, key="k", description="notes.txt")
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -
     """A fine-tuning that is saved and measured after every update."""
     named = {"max_steps": UPDATES, "eval_steps": 1, "logging_steps": 5, "report_to": "none", "save_total_limit": "null"}
     named |= {"per_device_train_batch_size": BATCH, "bf16": "false", "model": encoder, "train_file": texts}
-    named |= {"validation_fraction": 0.2, "cache_dir": texts.parent / "cache", "output_dir": folder} | options
+    named |= {"validation_fraction": 0.2, "output_dir": folder} | options
     return ["finetune", *(f"--{name}={value}" for name, value in named.items())]
 
 

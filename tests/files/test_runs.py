@@ -66,16 +66,6 @@ def test_a_folder_with_a_run_is_rejected(tmp_path):
     assert holds_run(tmp_path), "checking removes nothing"
 
 
-def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
-    checkpoint(tmp_path, 5)
-    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "notes.txt").write_text("mine")
-    open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def run_with_files(folder, *names):
     """A run of which the manifest lists these files."""
     for name in ("run.json", *names):
@@ -84,33 +74,23 @@ def run_with_files(folder, *names):
     write_manifest(folder)
 
 
-def test_overwrite_removes_all_that_belongs_to_the_old_model(tmp_path):
+def test_overwrite_removes_all_of_the_old_run_and_nothing_else(tmp_path):
     """What sentence-transformers reads beside it too, wherever it stands, and nothing that is not in its manifest."""
+    checkpoint(tmp_path, 5)
+    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
     run_with_files(
         tmp_path, "modules.json", "1_Pooling/config.json", "2_Dense/deep/model.safetensors", "adapter_config.json"
     )
-    (tmp_path / "1_Pooling" / "notes.txt").write_text("mine")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "config.json").write_text("mine")
+    for name in ("notes.txt", "1_Pooling/notes.txt", "elsewhere/config.json"):
+        (tmp_path / name).write_text("mine")
     check_output_dir(str(tmp_path), resume=False, overwrite=True)
     open_output_dir(str(tmp_path), command="distill", overwrite=True)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"1_Pooling/notes.txt", "elsewhere/config.json"}
-    assert not (tmp_path / "2_Dense").exists()
-
-
-@pytest.mark.parametrize("name", ["modules.json", "adapter_config.json"])
-@pytest.mark.parametrize("overwrite", [True, False])
-def test_files_of_another_model_are_rejected(name, overwrite, tmp_path):
-    """They are not ours to remove, and a new model would be loaded with them."""
-    if overwrite:
-        run_with_files(tmp_path, "tokenizer.json")
-    (tmp_path / name).write_text("{}")
-    said = "output_dir: expected no files of another model, which would be loaded with the new one, got"
-    message = f"{said} {tmp_path / name}: move or delete it"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path), resume=False, overwrite=overwrite)
-    check_output_dir(str(tmp_path), resume=True, overwrite=False) if overwrite else None
+    assert left == {"notes.txt", "1_Pooling/notes.txt", "elsewhere/config.json"}
+    assert not any((tmp_path / name).exists() for name in ("2_Dense", "runs", "checkpoint-5"))
 
 
 @pytest.mark.parametrize("spoil", [lambda text: text[:-1], lambda text: text.replace("b.txt", "../b")])
@@ -131,16 +111,24 @@ def test_what_a_manifest_lists_behind_a_link_stays(tmp_path):
     assert (tmp_path / "mine" / "config.json").exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-def test_a_model_of_others_is_neither_resumed_nor_overwritten(options, tmp_path):
-    (tmp_path / "model.safetensors").write_text("")
-    options = {"resume": False, "overwrite": False, **options}
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("model.safetensors", "a model but no run.json"), ("modules.json", "modules.json")],
+)  # fmt: skip
+def test_a_model_of_others_is_not_overwritten(name, what, tmp_path):
+    """Nor what libraries would load with the new model, also beside a run of ours."""
+    (tmp_path / name).write_text("")
     message = (
-        f"output_dir: expected a folder without a model from outside linformer-kit, got {tmp_path}, "
-        "which has a model but no run.json"
+        f"output_dir: expected a folder without a model from outside linformer-kit, got {tmp_path}, which has {what}"
     )
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path), **options)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+            check_output_dir(str(tmp_path), resume=False, overwrite=overwrite)
+    run_with_files(tmp_path / "run", "tokenizer.json")
+    (tmp_path / "run" / "modules.json").write_text("{}")
+    check_output_dir(str(tmp_path / "run"), resume=True, overwrite=False)
+    with pytest.raises(InputError, match=r"which has modules\.json$"):
+        check_output_dir(str(tmp_path / "run"), resume=False, overwrite=True)
 
 
 def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):

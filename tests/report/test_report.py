@@ -16,7 +16,7 @@ from PIL import Image
 from linformer_kit.report.base import html_of, write_json, write_report
 from linformer_kit.report.classification import best_run, class_table, draw_confusion, mistake_table
 from linformer_kit.report.figures import draw_curves
-from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
+from linformer_kit.report.pretraining import write_pretrain_report
 
 HOSTILE = "<script>alert(1)</script>"
 MODEL = {
@@ -57,13 +57,10 @@ def test_lists_of_numbers_stand_on_a_line_and_strings_stay(tmp_path):
 
 
 def test_the_page_holds_report_figures_settings_and_machine(tmp_path):
-    def markdown(results) -> str:
-        return f"# A report\n\n| model | loss |\n| --- | --- |\n| {HOSTILE} | 1.25 |\n"
-
-    def draw(results, folder) -> None:
-        draw_curves({"loss": {"training": [(0, 1.0), (1, 0.5)]}}, folder / "loss.png")
-
-    assert write_report(RESULTS, tmp_path, markdown, draw) == (tmp_path / "metrics.md").read_text()
+    draw_curves({"loss": {"training": [(0, 1.0), (1, 0.5)]}}, tmp_path / "loss.png")
+    lines = ["# A report", "", "| model | loss |", "| --- | --- |", f"| {HOSTILE} | 1.25 |"]
+    write_report(RESULTS, tmp_path, lines)
+    assert (tmp_path / "metrics.md").read_text().split("\n") == [*lines, ""]
     page = (tmp_path / "report.html").read_text()
     assert "<title>A report</title>" in page and "linformer pretrain --config settings.yaml" in page
     assert "linformer finetune --model MODEL" in page and datetime.date.today().isoformat() in page
@@ -78,8 +75,9 @@ def test_nothing_is_loaded_from_a_network():
     assert "<img" not in html and "src=" not in html.replace("&lt;img src=", "")
 
 
-def test_markdown_of_pretraining_holds_the_numbers():
-    text = pretrain_markdown(RESULTS)
+def test_the_report_of_pretraining_holds_the_numbers(tmp_path):
+    write_pretrain_report(RESULTS, tmp_path)
+    text = (tmp_path / "metrics.md").read_text()
     assert "| Linformer | 710,528 | 20 | 2.000 | 7.4 | 1,234 |" in text
     assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text

@@ -55,7 +55,6 @@ def texts(tmp_path_factory) -> Path:
 
 def finetune(encoder: Path, folder: Path, *more: object) -> None:
     options = [
-        f"--cache_dir={encoder.parent / 'cache'}",
         "--report_to=none",
         "--learning_rate=1e-2",
         "--num_train_epochs=2",

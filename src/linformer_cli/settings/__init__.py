@@ -6,6 +6,7 @@ Imports no torch or transformers, so that `linformer --help` starts fast. Fields
 from linformer_cli.settings.commands import (
     AdaptersSettings,
     BenchSettings,
+    CachedTextSettings,
     ClassifierSettings,
     ConvertSettings,
     CorpusSettings,

@@ -89,12 +89,18 @@ class TrainingTextSettings:
     train_file: Texts[list[File] | None] = None
     validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.05  # Share of the training texts held out for validation.
+
+
+@settings
+class CachedTextSettings(DocumentSettings, TrainingTextSettings):
+    """Documents of a training, which are read once."""
+
     # Folder of the cache; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
     cache_dir: Texts[Folder | None] = None
 
 
 @settings
-class CorpusSettings(DocumentSettings, TrainingTextSettings):
+class CorpusSettings(CachedTextSettings):
     """Documents for training and validation, of files or of the hub."""
 
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
@@ -217,7 +223,7 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
 
 
 @settings
-class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings, UpdateSettings):
+class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
     # Folder or hub id of an encoder, a masked language model, a text or token classifier, or a question answering
@@ -274,7 +280,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
+    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[File]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 

@@ -3,7 +3,6 @@
 from accelerate import PartialState
 
 from linformer_cli.settings import DistillSettings
-from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.training.distill import distill
 from linformer_kit.training.memory import keep_freed_memory
 
@@ -11,7 +10,7 @@ from linformer_kit.training.memory import keep_freed_memory
 def main(settings: DistillSettings) -> None:
     """Distil and print the results."""
     keep_freed_memory()
-    results, folder = distill(settings)
+    _, folder = distill(settings)
     if PartialState().is_main_process:
-        print(distill_markdown(results))
+        print((folder / "metrics.md").read_text(encoding="utf-8"))
         print(f"Saved in {folder}; AutoModel loads it after `import linformer_kit`.")

@@ -3,7 +3,6 @@
 from accelerate import PartialState
 
 from linformer_cli.settings import FinetuneSettings
-from linformer_kit.report.classification import finetune_markdown
 from linformer_kit.training.finetune import finetune
 from linformer_kit.training.memory import keep_freed_memory
 
@@ -11,7 +10,7 @@ from linformer_kit.training.memory import keep_freed_memory
 def main(settings: FinetuneSettings) -> None:
     """Fine-tune and print the results."""
     keep_freed_memory()
-    results, folder = finetune(settings)
+    _, folder = finetune(settings)
     if PartialState().is_main_process:
-        print(finetune_markdown(results))
+        print((folder / "metrics.md").read_text(encoding="utf-8"))
         print(f"Saved in {folder}. Use it:\n  linformer predict {folder} FILE")

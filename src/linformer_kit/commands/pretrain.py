@@ -5,7 +5,6 @@ from transformers import AutoTokenizer
 
 from linformer_cli.errors import DivergedError
 from linformer_cli.settings import PretrainSettings
-from linformer_kit.report.pretraining import pretrain_markdown
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
 
@@ -18,6 +17,6 @@ def main(settings: PretrainSettings) -> None:
         if result["diverged"] is not None:
             raise DivergedError(f"{attention} attention: {result['diverged']}")
     if PartialState().is_main_process:
-        print(pretrain_markdown(results))
+        print((folder / "metrics.md").read_text(encoding="utf-8"))
         mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
         print(f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import {mask}'")

@@ -30,16 +30,13 @@ def cache_folder(cache_dir: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
 
 
-def cached_dataset(
-    path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]], *, rows: int | None = None
-) -> Dataset:
+def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]]) -> Dataset:
     """Read an Arrow file, or write it first.
 
     Args:
         path: The file; its name contains a hash of everything that its content depends on.
         schema: Schema of the file.
         batches: Called to make the content if the file is missing or damaged.
-        rows: Number of rows of an intact file; None: unknown.
 
     Returns:
         The memory-mapped data set.
@@ -49,12 +46,9 @@ def cached_dataset(
     """
     if path.exists():
         try:
-            dataset = Dataset.from_file(str(path))
+            return Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
-            dataset = None
-        if dataset is not None and rows in (None, len(dataset)):
-            return dataset
-        # Truncated or damaged: write it again. Do not remove it: another process may just have replaced it.
+            pass  # Damaged: write it again. Do not remove it: another process may just have replaced it.
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
         for batch in batches():

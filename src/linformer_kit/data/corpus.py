@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow
 from datasets import Dataset
+from jaxtyping import Bool
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import CorpusSettings, names_only
+from linformer_cli.settings import CachedTextSettings, CorpusSettings, names_only
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.read import check_columns, load_hub, read_documents
-from linformer_kit.data.split import held_out
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
 _TOGETHER = 64  # documents in a batch
@@ -33,7 +34,7 @@ class Corpus:
     fingerprint: str  # hash of the texts, the document rule and the validation split
 
 
-def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
+def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
     """Find, check, read and split the text of a corpus; files are read once, into a cache.
 
     Args:
@@ -43,33 +44,27 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
     Raises:
         InputError: The settings contradict each other, or the text is missing or not readable.
     """
-    if settings.train_file and settings.dataset_name:
-        raise InputError("train_file and dataset_name are both given; expected one of them")
-    if settings.dataset_config_name and not settings.dataset_name:
-        raise InputError("dataset_config_name is given without dataset_name; expected both or neither")
     validation: Dataset | None = None
     source: Any
-    if settings.dataset_name:
+    if isinstance(settings, CorpusSettings) and (settings.dataset_name or settings.dataset_config_name):
+        if settings.train_file or not settings.dataset_name:
+            raise InputError(
+                "expected one of train_file and dataset_name, and dataset_config_name only with the latter"
+            )
         name = settings.dataset_name
         train, validation, source = _of_hub(settings, name)
     else:
-        files = _text_files(settings, "train_file") if settings.train_file else standard_library()
-        name, source = files.name, [files.fingerprint()]
-        train = _of_files(files, source[0], settings)
+        name, train, fingerprint = _of_files(settings, "train_file")
+        source = [fingerprint]
     choice: Any
     if settings.validation_file:
-        files = _text_files(settings, "validation_file")
-        choice = files.fingerprint()
-        validation = _of_files(files, choice, settings)
+        _, validation, choice = _of_files(settings, "validation_file")
     elif validation is not None:
         choice = "validation split"
     else:
         choice = [settings.validation_fraction, seed]
         train, validation = _split(train, name, fraction=settings.validation_fraction, seed=seed)
-    for documents, side in ((train, "training"), (validation, "validation")):
-        if not len(documents):
-            raise InputError(f"{name}: expected documents for {side}, got none")
-    description = f"{name}: {len(train)} documents to learn from, {len(validation)} for validation"
+    description = f"{name}: {len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(train, validation, description, content_hash([source, choice]))
 
 
@@ -80,9 +75,30 @@ def texts_of(documents: Dataset) -> Iterator[str]:
 
 def _split(documents: Dataset, name: str, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     texts = tqdm(texts_of(documents), total=len(documents), desc="Splitting", unit=" documents", delay=2)
-    advice = ", or smaller documents by --document line or blank_line"
+    advice = ", or smaller documents by --document line"
     held = held_out(texts, fraction=fraction, seed=seed, name=name, advice=advice)
     return documents.select(np.flatnonzero(~held)), documents.select(np.flatnonzero(held))
+
+
+def held_out(
+    texts: Iterable[str], *, fraction: float, seed: int, name: str, advice: str = ""
+) -> Bool[np.ndarray, " texts"]:
+    """Which texts to hold out: at least one and never all, and equal texts alike, so that none is in both parts.
+
+    Those with the lowest hashes are held out, so the choice depends on neither the order of the texts nor the machine.
+
+    Raises:
+        InputError: All texts are equal; the message has `name` and ends with `advice`.
+    """
+    digests = (hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()) for text in texts)
+    ranks = np.fromiter((int.from_bytes(digest.digest(), "big") for digest in digests), np.uint64)
+    different = np.unique(ranks)
+    if len(different) < 2:
+        raise InputError(
+            f"{name}: expected at least 2 different texts to hold some out, got 1; give --validation_file{advice}"
+        )
+    count = max(1, round(fraction * len(ranks)))
+    return ranks <= min(np.sort(ranks)[count - 1], different[-2])
 
 
 def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None, list[Any]]:
@@ -106,34 +122,34 @@ def _text_rows(rows: Dataset, column: str, *, source: str) -> Dataset:
     rows = rows.select_columns([column])
     if column != "text":
         rows = rows.rename_column(column, "text")
-    return rows.filter(_is_not_blank, input_columns="text")
+    return _not_empty(rows.filter(_is_not_blank, input_columns="text"), source)
 
 
 def _is_not_blank(text: str | None) -> bool:
     return bool(text and text.strip())
 
 
-def _text_files(settings: CorpusSettings, field: str) -> TextFiles:
-    patterns = getattr(settings, field)
-    paths = find_files(patterns, field=field)
-    return TextFiles(" ".join(names_only(patterns)), paths, document=settings.document, column=settings.text_column)
+def _not_empty(documents: Dataset, source: str) -> Dataset:
+    if not len(documents):
+        raise InputError(f"{source}: expected documents with text, got none")
+    return documents
 
 
-def _of_files(files: TextFiles, fingerprint: str, settings: CorpusSettings) -> Dataset:
+def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, str]:
+    """Name, documents and fingerprint of the files of a setting; without any, of Python's standard library."""
+    if patterns := getattr(settings, field):
+        paths = find_files(patterns, field=field)
+        files = TextFiles(" ".join(names_only(patterns)), paths, settings.document, settings.text_column)
+    else:
+        files = standard_library()
+    fingerprint = files.fingerprint()
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
-    return cached_dataset(path, _SCHEMA, lambda: _batches(files))
+    return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint
 
 
 def _batches(files: TextFiles) -> Iterator[pyarrow.RecordBatch]:
-    """All documents of files, in batches.
-
-    Raises:
-        InputError: for text that cannot be read, and if there is none.
-    """
+    """All documents of files, in batches."""
     documents = read_documents(files.paths, document=files.document, column=files.column)
-    bar = tqdm(documents, desc="Reading", unit=" documents", delay=2)
-    rest = iter(bar)
+    rest = iter(tqdm(documents, desc="Reading", unit=" documents", delay=2))
     for batch in iter(lambda: list(islice(rest, _TOGETHER)), []):
         yield pyarrow.record_batch({"text": batch}, _SCHEMA)
-    if bar.n == 0:
-        raise InputError(f"{files.name}: expected documents with text, got none in {len(files.paths)} files")

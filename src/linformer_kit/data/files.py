@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import platform
-import shutil
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
@@ -42,35 +39,6 @@ class TextFiles:
         return content_hash([_RULES_VERSION, self.document, self.column, contents])
 
 
-def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
-    """Reject a path that is not a file, has another suffix, or is empty; `field` is its setting."""
-    if not path.exists():
-        raise InputError(f"{field}: no such file or folder: {path}")
-    if not path.is_file():
-        raise InputError(f"{field}: expected a file, got the folder {path}")
-    if path.suffix.lower() not in suffixes:
-        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
-    if path.stat().st_size == 0:
-        raise InputError(f"{field}: {path} is empty; expected text")
-
-
-def as_file(path: Path) -> Path:
-    """A pipe or standard input as a file that can be read more than once; any other path unchanged.
-
-    What a pipe holds is copied into a temporary file, which is removed at exit; without a suffix it is text.
-    """
-    if not path.exists() or path.is_dir() or (path.is_file() and (path.suffix or not path.is_symlink())):
-        return path
-    if (target := path.resolve()).is_file():  # standard input that is a file, as in `< texts.csv`
-        return target
-    folder = tempfile.TemporaryDirectory(prefix="linformer-")
-    atexit.register(folder.cleanup)
-    copy = Path(folder.name) / (path.name if path.suffix else f"{path.name}.txt")
-    with path.open("rb") as source, copy.open("wb") as file:
-        shutil.copyfileobj(source, file)
-    return copy
-
-
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
     """Find the files that patterns match, sorted, each once.
 
@@ -87,15 +55,20 @@ def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = S
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
-    path = as_file(Path(pattern).expanduser())
-    if path.is_file() or not (path.is_dir() or any(character in pattern for character in "*?[")):
-        check_file(path, field=field, suffixes=suffixes)
-        return [path]
-    names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
-    texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
-    if not texts:
-        raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
-    return texts
+    path = Path(pattern).expanduser()
+    if path.is_dir() or (not path.exists() and any(character in pattern for character in "*?[")):
+        names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
+        texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
+        if not texts:
+            raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
+        return texts
+    if not path.is_file():
+        raise InputError(f"{field}: no such file or folder: {path}")
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
+    if path.stat().st_size == 0:
+        raise InputError(f"{field}: {path} is empty; expected text")
+    return [path]
 
 
 def standard_library() -> TextFiles:

@@ -1,82 +1,55 @@
-"""Labelled texts as inputs of a model: tokens in a memory-mapped file, labels, and counts of truncated tokens.
-
-A token takes 4 bytes on disk, in one file for all processes of a machine.
-"""
+"""Labelled texts as inputs of a model: tokens, labels, and counts of truncated tokens."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.compute
-from datasets import Dataset
 from jaxtyping import Int, Num
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.data.cached import cached_dataset, content_hash
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
-from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
+from linformer_kit.data.tokenizer import Encoder
 
 logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
 
-# Part of the name of each cached file: increase it when the same texts give other tokens.
-_FORMAT_VERSION = 1
-_TOKENS = "tokens"  # column of the number of tokens of the whole text
-_TOGETHER = 256  # texts in a batch of the file
+_TOGETHER = 256  # texts in a call of the tokenizer
 _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 
 @dataclass(frozen=True)
-class LabelledItems(TorchDataset[Item]):
-    """Windows of texts, read on access, and their labels."""
+class LabelledItems(Dataset[Item]):
+    """Tokens of texts and their labels; the index `FILLER` gives an item whose label the loss ignores."""
 
-    windows: Dataset  # lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them
-    lengths: Int[np.ndarray, " texts"]  # tokens of each window
+    windows: list[dict[str, Int[np.ndarray, " tokens"]]]  # int32: 4 bytes for a token
     labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
 
-    @classmethod
-    def of(cls, windows: Dataset, labels: Sequence[int] | Sequence[list[float]]) -> LabelledItems:
-        """Combine windows with the labels of their texts, in the same order."""
-        lengths = pyarrow.compute.list_value_length(windows.data.column("input_ids")).to_numpy()
-        return cls(windows, lengths, np.array(labels))
+    @property
+    def lengths(self) -> Int[np.ndarray, " texts"]:
+        """Tokens of each window."""
+        return np.array([len(window["input_ids"]) for window in self.windows])
 
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, index: int | np.integer) -> Item:
-        return {**self.windows[int(index)], "labels": self.labels[index].tolist()}
+    def __getitem__(self, index: int | None) -> Item:
+        if index is FILLER:
+            shortest = self[int(self.lengths.argmin())]
+            return {**shortest, "labels": np.full_like(self.labels[0], IGNORED_LABEL).tolist()}
+        window = {name: values.tolist() for name, values in self.windows[index].items()}
+        return {**window, "labels": self.labels[index].tolist()}
 
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
         """A selection of the items, in a given order."""
-        return LabelledItems(self.windows.select(order), self.lengths[order], self.labels[order])
-
-
-class FilledItems(TorchDataset[Item]):
-    """Items, plus one at index `FILLER` whose label the loss ignores."""
-
-    def __init__(self, items: LabelledItems) -> None:
-        self.items = items
-        shortest = items[items.lengths.argmin()]
-        labels = shortest["labels"]
-        ignored = [float(IGNORED_LABEL)] * len(labels) if isinstance(labels, Sequence) else IGNORED_LABEL
-        self._filler = {**shortest, "labels": ignored}
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int | None) -> Item:
-        return self._filler if index is FILLER else self.items[index]
+        return LabelledItems([self.windows[index] for index in order], self.labels[order])
 
 
 def grouped_by_length(
@@ -102,49 +75,33 @@ def grouped_by_length(
 
 
 def labelled_inputs(
-    examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
+    examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, name: str
 ) -> tuple[LabelledItems, dict[str, int]]:
     """Tokenise labelled texts, each into one window, and log how many are truncated.
 
-    The tokens are in the folder `cache`, shared by all processes and later runs; `columns` and `name` are for messages.
+    Args:
+        examples: The texts.
+        labels: The classes.
+        columns: For messages.
+        encoder: Tokenises and truncates.
+        name: Name of the texts, for messages.
 
     Returns:
         The items in the order of the texts, and how much was truncated: `texts`, their removed `tokens`, and all tokens
         before truncation (`of_tokens`).
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
-    first = encoder([(examples[0].text, examples[0].text_pair)])[0].window
-    schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
-    tokenizer = encoder.tokenizer
-    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
-    texts = ([example.text, example.text_pair] for example in examples)
-    identity = chain([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), how], texts)
-    path = cache / f"{content_hash(identity)}.arrow"
-    stored = cached_dataset(path, schema, lambda: _batches(examples, encoder, schema, name), rows=len(examples))
-    items = LabelledItems.of(stored.select_columns(list(first)), targets)  # type: ignore[arg-type]
-    tokens = stored.data.column(_TOKENS).to_numpy()
-    lost = tokens - items.lengths
-    cut = {"texts": int((lost > 0).sum()), "tokens": int(lost.sum()), "of_tokens": int(tokens.sum(dtype=np.int64))}
+    windows: list[dict[str, np.ndarray]] = []
+    cut = {"texts": 0, "tokens": 0, "of_tokens": 0}
+    for start in tqdm(range(0, len(examples), _TOGETHER), f"Tokenising {name} texts", delay=2):
+        for text in encoder([(each.text, each.text_pair) for each in examples[start : start + _TOGETHER]]):
+            windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
+            cut["texts"] += text.lost > 0
+            cut["tokens"] += text.lost
+            cut["of_tokens"] += text.tokens
     if cut["texts"]:
         logger.info(
-            "%s: %s of %s texts are longer than %s tokens and lose %s of all %s tokens",
-            name,
-            f"{cut['texts']:,}",
-            f"{len(items):,}",
-            encoder.max_length,
-            f"{cut['tokens']:,}",
-            f"{cut['of_tokens']:,}",
+            f"{name}: {cut['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens and lose "
+            f"{cut['tokens']:,} of all {cut['of_tokens']:,} tokens"
         )
-    return items, cut
-
-
-def _batches(
-    examples: Sequence[Example], encoder: Encoder, schema: pyarrow.Schema, name: str
-) -> Iterator[pyarrow.RecordBatch]:
-    with tqdm(total=len(examples), desc=f"Tokenising {name} texts", unit=" texts", delay=2) as bar:
-        for start in range(0, len(examples), _TOGETHER):
-            together = examples[start : start + _TOGETHER]
-            encoded = encoder([(example.text, example.text_pair) for example in together])
-            rows = [{**text.window, _TOKENS: text.tokens} for text in encoded]
-            yield pyarrow.RecordBatch.from_pylist(rows, schema)
-            bar.update(len(together))
+    return LabelledItems(windows, np.array(targets)), cut

@@ -18,16 +18,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 from linformer_kit.data.cached import content_hash
+from linformer_kit.data.corpus import held_out
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, hub_rows, load_hub, read_table
-from linformer_kit.data.split import held_out
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     train = _read(settings, columns, "train")
     labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
     only_training = settings.train_file and not settings.validation_file
-    validation = [] if only_training else _read(settings, columns, "validation")
+    optional = settings.dataset_name is not None  # a part of the training texts takes their place
+    validation = [] if only_training else _read(settings, columns, "validation", optional=optional)
     if not validation:
         texts = ("\0".join(_texts_of(example)) for example in train)
         held = held_out(texts, fraction=settings.validation_fraction, seed=settings.split_seed, name="train_file")
@@ -158,21 +160,20 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
     """Columns of texts and classes: those of the task, else of the settings, else of the defaults.
 
     Raises:
-        InputError: for a column that is named together with a task, or twice.
+        InputError: for a column that is named twice.
     """
-    names = ("text_column", "text_pair_column", "label_column")
-    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if task := task_of(settings):
-        for name, value in given.items():
-            raise InputError(f"{name}: expected none with --task, which knows its own, got {value!r}")
         return columns_of_task(task, in_files=settings.data_dir is not None)
-    columns = replace(
-        defaults or Columns("text"), **{name.removesuffix("_column"): value for name, value in given.items()}
-    )
-    used = list(columns.names().values())
+    columns: dict[str, Any] = {
+        "text": settings.text_column,
+        "text_pair": settings.text_pair_column,
+        "label": settings.label_column,
+    }
+    given = replace(defaults or Columns("text"), **{name: each for name, each in columns.items() if each is not None})
+    used = list(given.names().values())
     if len(set(used)) < len(used):
         raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {used}")
-    return columns
+    return given
 
 
 def columns_of_task(task: Task, *, in_files: bool) -> Columns:
@@ -196,12 +197,12 @@ def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Exa
     return [examples[index] for index in np.sort(drawn)]
 
 
-def _read(settings: LabelledSettings, columns: Columns, side: str) -> list[Example]:
-    """The texts of one side; none if a data set for fine-tuning has none for validation."""
+def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: bool = False) -> list[Example]:
+    """The texts of one side; an error if there are none, unless they are optional."""
     field, task = f"{side}_file", task_of(settings)
     rows: Iterator[Row]
     if _on_hub(settings):
-        rows = _rows_of_hub(settings, columns, side)
+        rows = _rows_of_hub(settings, columns, side, optional=optional)
     elif task:
         path = Path(str(settings.data_dir)) / str(settings.task) / getattr(task, field)
         rows = read_table(path, columns.names(), skip_ragged=task.ragged)
@@ -209,13 +210,13 @@ def _read(settings: LabelledSettings, columns: Columns, side: str) -> list[Examp
         paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
         rows = (row for path in paths for row in read_table(path, columns.names()))
     examples = as_examples(rows, columns)
-    if not examples and not _may_hold_out(settings, side):
+    if not examples and not optional:
         place = settings.task or settings.dataset_name or " ".join([field, *getattr(settings, field)])
         raise InputError(f"{place}: expected texts, got none")
     return examples
 
 
-def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str) -> Iterator[Row]:
+def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str, *, optional: bool) -> Iterator[Row]:
     task, split = task_of(settings), side
     name, config = task.hub if task else (str(settings.dataset_name), settings.dataset_config_name)
     if side == "validation":
@@ -223,14 +224,9 @@ def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str) -> Ite
     splits = load_hub(name, config)
     if split in splits:
         return hub_rows(name, split, splits[split], columns.names(), numbered=task is not None)
-    if _may_hold_out(settings, side):
+    if optional:
         return iter(())
     raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
-
-
-def _may_hold_out(settings: LabelledSettings, side: str) -> bool:
-    """Whether a part of the training texts takes the place of those that are missing."""
-    return side == "validation" and isinstance(settings, FinetuneSettings) and settings.dataset_name is not None
 
 
 def _check_source(settings: LabelledSettings, field: str) -> None:
@@ -244,6 +240,7 @@ def _check_source(settings: LabelledSettings, field: str) -> None:
         "split": not _on_hub(settings),
         "dataset_config_name": not settings.dataset_name,
         "validation_file": not files,
+        **dict.fromkeys(("text_column", "text_pair_column", "label_column"), settings.task),  # which has its own
     }
     for name, is_unused in unused.items():
         if is_unused and (value := getattr(settings, name, None)):
@@ -259,19 +256,12 @@ def _texts_of(example: Example) -> tuple[str, ...]:
 
 
 def _check(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Raise an error for unknown classes; warn of empty texts, of texts in both parts, and of classes without texts."""
-    empty = [example.source for example in (*train, *validation) if not all(map(str.strip, _texts_of(example)))]
-    if empty:
-        logger.warning("empty texts: %s, the first %s", f"{len(empty):,}", empty[0])
+    """Raise an error for unknown classes; warn of texts in both parts, and of classes without texts."""
     learnt = {_texts_of(example) for example in train}
-    both = [example.source for example in validation if _texts_of(example) in learnt]
-    if both:
+    if both := [example.source for example in validation if _texts_of(example) in learnt]:
         logger.warning(
-            "validation: %s of %s texts are also in the training texts, which makes the metrics too high; "
-            "the first: %s",
-            f"{len(both):,}",
-            f"{len(validation):,}",
-            both[0],
+            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
+            f"which makes the metrics too high; the first: {both[0]}"
         )
     for side, examples in (("training", train), ("validation", validation)):
         present = {

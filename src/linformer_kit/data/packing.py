@@ -134,11 +134,10 @@ def pack(
             count += len(group)
             ids = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)
             yield pyarrow.record_batch([ids], schema)
-        if count == 0:  # then counting the tokens again is fast
-            tokens = sum(map(len, _token_stream(texts_of(documents), tokenizer)))
+        if count == 0:
             raise InputError(
-                f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one sequence of "
-                f"max_position_embeddings {seq_len}"
+                f"{description}: expected at least {seq_len - 1} tokens for one sequence of max_position_embeddings "
+                f"{seq_len}, got fewer"
             )
 
     name = content_hash([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])

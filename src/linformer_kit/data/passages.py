@@ -9,20 +9,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from torch.utils.data import Dataset as TorchDataset
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import CorpusSettings, DistillSettings, names_only
+from linformer_cli.settings import DistillSettings, names_only
 from linformer_kit.data.cached import content_hash
-from linformer_kit.data.corpus import load_corpus, texts_of
+from linformer_kit.data.corpus import held_out, load_corpus, texts_of
 from linformer_kit.data.files import find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
-from linformer_kit.data.split import held_out
 from linformer_kit.data.tokenizer import Encoder, Window
 
 _SHORTEST = 8  # tokens of the shortest passages
@@ -53,22 +51,21 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     mask = None
     if masked:
         mask = BlockMasker(encoder.tokenizer, seed=settings.seed, probability=settings.mlm_probability)
-    sides: tuple[Any, Any]
     train: Passages | Texts
     validation: Passages | Texts
     if packing:
-        names = ("train_file", "validation_file", "text_column", "document", "validation_fraction", "cache_dir")
-        source = CorpusSettings(**{name: getattr(settings, name) for name in names})
-        corpus = load_corpus(source, seed=settings.seed)
-        sides, kind, fingerprint = (corpus.train, corpus.validation), "documents", corpus.fingerprint
-        name = corpus.description.rpartition(": ")[0]
-        train, validation = (Passages(side, encoder, seed=settings.seed, mask=mask) for side in sides)
+        corpus = load_corpus(settings, seed=settings.seed)
+        description, identity = corpus.description, corpus.fingerprint
+        train, validation = (
+            Passages(side, encoder, seed=settings.seed, mask=mask) for side in (corpus.train, corpus.validation)
+        )
     else:
-        sides = _texts(settings)
-        kind, fingerprint, name = "texts", content_hash(sides), " ".join(names_only(settings.train_file or []))
-        train, validation = (Texts(side, encoder, mask=mask) for side in sides)
-    description = f"{name}: {len(sides[0]):,} {kind} to learn from, {len(sides[1]):,} for validation"
-    return Inputs(train, _validation_inputs(validation, settings, encoder.max_length), description, fingerprint)
+        texts, held = _texts(settings)
+        name = " ".join(names_only(settings.train_file or []))
+        description = f"{name}: {len(texts):,} texts to learn from, {len(held):,} for validation"
+        identity = content_hash([texts, held])
+        train, validation = (Texts(side, encoder, mask=mask) for side in (texts, held))
+    return Inputs(train, _validation_inputs(validation, settings, encoder.max_length), description, identity)
 
 
 def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:

@@ -11,7 +11,6 @@
 |--------------|----------------------------------------------------------------------------------|
 | `file`       | the whole file                                                                   |
 | `line`       | a non-blank line                                                                 |
-| `blank_line` | a block of lines between blank lines                                             |
 | `wikitext`   | an article: from a heading ` = Title = ` between blank lines to the next heading |
 | `auto`       | `wikitext` if the first non-blank line is such a heading, else `file`            |
 
@@ -259,16 +258,6 @@ def _lines(path: Path) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in file)
 
 
-def _blocks(path: Path) -> Iterator[str]:
-    block: list[str] = []
-    for line in chain(_lines(path), [""]):
-        if line.strip():
-            block.append(line)
-        elif block:
-            yield "\n".join(block)
-            block = []
-
-
 def _articles(path: Path) -> Iterator[str]:
     before, here, after = tee(_lines(path), 3)
     next(after, None)
@@ -292,6 +281,5 @@ RULES: dict[str, Callable[[Path], Iterator[str]]] = {
     "auto": _articles_or_whole_file,
     "file": _whole_file,
     "line": _lines,
-    "blank_line": _blocks,
     "wikitext": _articles,
 }

@@ -73,14 +73,15 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
     check_writable(folder)
     if output_dir is None:
         return
-    if not resume:
-        _check_nothing_beside(folder)
-    if not holds_run(folder):
-        return
-    if not (folder / RUN_MARK).exists():
-        expected = "a folder without a model from outside linformer-kit"
-        raise InputError(f"output_dir: expected {expected}, got {folder}, which has a model but no {RUN_MARK}")
-    if not (resume or overwrite):
+    ours = listed_files(folder)
+    foreign = [name for name in _LOADED_BESIDE if os.path.lexists(folder / name) and folder / name not in ours]
+    unmarked = holds_run(folder) and not (folder / RUN_MARK).exists()
+    if unmarked or (foreign and not resume):
+        what = f"a model but no {RUN_MARK}" if unmarked else foreign[0]
+        raise InputError(
+            f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, which has {what}"
+        )
+    if holds_run(folder) and not (resume or overwrite):
         raise InputError(
             f"output_dir: expected a folder without a run, but {folder} holds one; "
             "continue it with --resume or remove it with --overwrite"
@@ -150,15 +151,6 @@ def checkpoints(folder: Path) -> list[Path]:
 def _seeds(folder: Path) -> list[Path]:
     """The folders of the seeds of a fine-tuning run."""
     return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
-
-
-def _check_nothing_beside(folder: Path) -> None:
-    """Raise an error for files that libraries would load with a new model, unless the manifest of the run has them."""
-    ours = listed_files(folder)
-    for path in (folder / name for name in _LOADED_BESIDE):
-        if os.path.lexists(path) and path not in ours:
-            expected = "no files of another model, which would be loaded with the new one"
-            raise InputError(f"output_dir: expected {expected}, got {path}: move or delete it")
 
 
 def _remove_run(folder: Path) -> None:

@@ -14,12 +14,12 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
-from linformer_kit.report.classification import evaluation_markdown, write_evaluation_report
+from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
 def main(settings: EvaluateSettings) -> None:
     """Evaluate and print the results."""
-    print(evaluation_markdown(evaluate(settings)))
+    print("\n".join(evaluation_lines(evaluate(settings))))
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +39,17 @@ def write_json(results: dict[str, Any], path: Path) -> None:
     write_whole(path, numbers + "\n")
 
 
-def write_report(
-    results: dict[str, Any],
-    folder: Path,
-    markdown: Callable[[dict[str, Any]], str],
-    draw: Callable[[dict[str, Any], Path], object],
-) -> str:
-    """Write `metrics.json` and, made from the same results, `metrics.md`, the figures and `report.html`.
+def write_report(results: dict[str, Any], folder: Path, lines: list[str]) -> None:
+    """Write `metrics.json`, `metrics.md`, and `report.html` with the text, the figures of the folder and the settings.
 
     Args:
         results: The results, with `command`, `settings`, and if they have any `environment` and `versions`.
-        folder: Output folder.
-        markdown: Makes the report.
-        draw: Draws the figures into the folder.
-
-    Returns:
-        The Markdown text.
+        folder: Output folder, which has the figures.
+        lines: The lines of the Markdown text.
     """
     write_json(results, folder / "metrics.json")
-    text = markdown(results)
+    text = "\n".join(lines) + "\n"
     write_whole(folder / "metrics.md", text)
-    draw(results, folder)
     environment = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("page.html.j2").render(  # which escapes all but the HTML of `html_of`
         title=text.partition("\n")[0].removeprefix("# "),
@@ -76,7 +65,6 @@ def write_report(
         environment=_yaml({name: results[name] for name in ("environment", "versions") if name in results}),
     )
     write_whole(folder / PAGE, page)
-    return text
 
 
 def html_of(text: str) -> Markup:

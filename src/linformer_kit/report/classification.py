@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +20,15 @@ _LABEL_CHARACTERS = 30
 _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
-def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`; return the Markdown.
+def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
+    """Write metrics, curves, classes and the worst mistakes into a folder.
 
-    The worst mistakes are those of `mistakes.jsonl` in the same folder, if it is there.
+    The mistakes are those of `mistakes.jsonl` in the folder, if it is there.
     """
     path = folder / _MISTAKES
     lines = path.read_text(encoding="utf-8").split("\n")[:_SHOWN_MISTAKES] if path.exists() else []
     worst = [json.loads(line) for line in lines if line]
-    return write_report(results, folder, partial(finetune_markdown, worst=worst), _draw_finetune)
-
-
-def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
-    """Plot losses and metrics against updates, a line for each seed, and the confusion matrix."""
-    curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
-    losses = {name: points for name, points in curves.items() if " loss," in name}
-    metrics = {name: points for name, points in curves.items() if name not in losses}
-    names = {name for run in results["runs"] for name in run["curve"] if not name.endswith(" loss")}
-    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(names))}": metrics}, folder / "curve.png")
-    best = best_run(results)
-    if best["confusion"] is not None:
-        draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
-
-
-def finetune_markdown(results: dict[str, Any], worst: Sequence[dict[str, Any]] = ()) -> str:
-    """The results of fine-tuning and the worst mistakes as Markdown."""
+    _draw_curves(results, folder / "curve.png")
     model, texts, metrics, best = results["model"], results["texts"], results["metrics"], best_run(results)
     rows = [
         [
@@ -78,30 +61,40 @@ def finetune_markdown(results: dict[str, Any], worst: Sequence[dict[str, Any]] =
         *class_table(best, texts["labels"]),
         *mistake_table(worst),
     ]
-    return "\n".join(lines) + "\n"
+    _draw_confusion_of(best, texts["labels"], folder)
+    write_report(results, folder, lines)
 
 
-def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, unless multi-label, `confusion.png`."""
+def _draw_curves(results: dict[str, Any], path: Path) -> None:
+    """Plot losses and metrics against updates, a line for each seed."""
+    curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
+    losses = {name: points for name, points in curves.items() if " loss," in name}
+    metrics = {name: points for name, points in curves.items() if name not in losses}
+    names = {name for run in results["runs"] for name in run["curve"] if not name.endswith(" loss")}
+    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(names))}": metrics}, path)
+
+
+def write_evaluation_report(results: dict[str, Any], folder: Path) -> None:
+    """Write metrics, classes and all mistakes into a folder."""
     write_mistakes(results["mistakes"], folder)
-    return write_report(results, folder, evaluation_markdown, _draw_evaluation)
+    _draw_confusion_of(results, results["texts"]["labels"], folder)
+    write_report(results, folder, evaluation_lines(results))
 
 
-def _draw_evaluation(results: dict[str, Any], folder: Path) -> None:
-    if results["confusion"] is not None:
-        draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
-
-
-def evaluation_markdown(results: dict[str, Any]) -> str:
-    """The results of evaluation as Markdown."""
+def evaluation_lines(results: dict[str, Any]) -> list[str]:
+    """The results of evaluation as lines of Markdown."""
     texts = results["texts"]
     lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts.", ""]
     lines += table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
     lines += ["", *class_table(results, texts["labels"])]
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
-    lines += mistake_table(results["mistakes"])
-    return "\n".join(lines) + "\n"
+    return lines + mistake_table(results["mistakes"])
+
+
+def _draw_confusion_of(run: dict[str, Any], labels: Sequence[str], folder: Path) -> None:
+    if run["confusion"] is not None:  # as for multi-label texts
+        draw_confusion(run["confusion"], labels, folder / "confusion.png")
 
 
 def best_run(results: dict[str, Any]) -> dict[str, Any]:

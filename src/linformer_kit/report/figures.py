@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from linformer_cli.errors import errors_named
 
@@ -73,7 +73,7 @@ def show_grid(axes: Axes) -> None:
 
 def number_ticks(axis: Axis, form: str, *, unit: str = "") -> None:
     """Write the numbers at the major ticks of an axis in full, by a specification for `format` and with a unit."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:{form}}{unit}"))
+    axis.set_major_formatter(f"{{x:{form}}}{unit}")
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -13,13 +13,9 @@ _HIGHEST_DRAWN = 100.0  # nats; larger losses (diverged models) are drawn here
 _LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 
 
-def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `perplexity.png` and `report.html`; return the Markdown."""
-    return write_report(results, folder, pretrain_markdown, _draw_perplexity)
-
-
-def pretrain_markdown(results: dict[str, Any]) -> str:
-    """The losses of pretraining as Markdown."""
+def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
+    """Write the losses, the curve and the guesses of pretraining into a folder."""
+    _draw_perplexity(results, folder / "perplexity.png")
     corpus, unigram = results["corpus"], results["unigram_entropy"]
     rows = [["unigram (token frequencies alone)", "", "", f"{unigram:.3f}", _perplexity(unigram), ""]]
     for name, model in results["models"].items():
@@ -44,7 +40,7 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         if rows:
             lines += ["", "Guesses for one masked word in each of some validation texts:", ""]
             lines += table(["text", "masked word", "guesses"], rows)
-    return "\n".join(lines) + "\n"
+    write_report(results, folder, lines)
 
 
 def _candidates(guess: dict[str, Any]) -> str:
@@ -53,7 +49,7 @@ def _candidates(guess: dict[str, Any]) -> str:
     return ", ".join(f"{code(token.strip() or repr(token))} {probability:.0%}" for token, probability in pairs)
 
 
-def _draw_perplexity(results: dict[str, Any], folder: Path) -> None:
+def _draw_perplexity(results: dict[str, Any], path: Path) -> None:
     """Plot validation perplexity against updates, with the unigram perplexity as a horizontal line."""
     curves = {
         _LABELS[name]: [(update, math.exp(min(loss, _HIGHEST_DRAWN))) for update, loss in model["curve"]]
@@ -63,7 +59,7 @@ def _draw_perplexity(results: dict[str, Any], folder: Path) -> None:
     updates = sorted(update for points in curves.values() for update, _ in points)
     level = {f"unigram ({unigram:,.0f})": [(updates[0], unigram), (updates[-1], unigram)]}
     panels = {"validation perplexity (masked tokens)": curves | level}
-    draw_curves(panels, folder / "perplexity.png", logarithmic=True)
+    draw_curves(panels, path, logarithmic=True)
 
 
 def _perplexity(loss: float) -> str:

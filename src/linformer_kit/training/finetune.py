@@ -19,7 +19,6 @@ from transformers import (
 
 from linformer_cli.errors import DivergedError, InputError, input_errors
 from linformer_cli.settings import FinetuneSettings, check_model_is_kept, model_label
-from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledItems, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
@@ -80,8 +79,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     seeds = [seed for seed in settings.seeds if seed not in done]
     model: PreTrainedModel | None
     model, tokenizer = load_encoder(settings, texts.labels, seed=(seeds or settings.seeds)[0])
-    with run.process.local_main_process_first():  # the others read its cache
-        train, validation, cut = _inputs(settings, texts, tokenizer)
+    train, validation, cut = _inputs(texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
         "model_fingerprint": fingerprint(model.base_model, without=random_weights(model)),
@@ -133,13 +131,12 @@ def load_encoder(
 
 
 def _inputs(
-    settings: FinetuneSettings, texts: LabelledTexts, tokenizer: PreTrainedTokenizerBase
+    texts: LabelledTexts, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[LabelledItems, LabelledItems, dict[str, dict[str, int]]]:
     """Training and validation inputs, and what was truncated of each."""
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
-    cache = cache_folder(settings.cache_dir) / "labelled"
     (train, train_cut), (validation, validation_cut) = (
-        labelled_inputs(examples, texts.labels, texts.columns, encoder, cache=cache, name=name)
+        labelled_inputs(examples, texts.labels, texts.columns, encoder, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
     return train, validation, {"train": train_cut, "validation": validation_cut}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 
 from linformer_kit import LinformerForSequenceClassification
-from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
+from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
 from linformer_kit.training.tasks.classification import Classification, balanced_weights, classification_loss
@@ -48,7 +48,7 @@ def test_processes_have_equally_many_texts_and_none_twice():
     assert len(order) == 8 and order[5:] == [None] * 3 and sorted(order[:5]) == list(range(5))
     assert order[:5] == grouped_by_length(lengths, batch_size=2, seed=1, epoch=0)
     for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
-        texts = FilledItems(items_of([[0] * length for length in lengths], [labels] * len(lengths)))
+        texts = items_of([[0] * length for length in lengths], [labels] * len(lengths))
         assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
@@ -88,7 +88,7 @@ def task_of(model, texts, tokenizer, **arguments: object) -> Classification:
 
 
 def items_of(ids, targets) -> LabelledItems:
-    return LabelledItems.of(Dataset.from_dict({"input_ids": ids}), targets)
+    return LabelledItems([{"input_ids": np.array(each, np.int32)} for each in ids], np.array(targets))
 
 
 def texts_of(targets) -> LabelledItems:

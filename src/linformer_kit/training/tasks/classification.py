@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
+from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.inference.scores import answers_of, losses, scores
 from linformer_kit.training.tasks.base import Batch, Task
 
@@ -100,7 +100,7 @@ class Classification(Task):
         label_smoothing: float = 0.0,
     ) -> None:
         collate = DataCollatorWithPadding(tokenizer)
-        super().__init__(model, tokenizer, train=FilledItems(train), validation=validation, collate=collate)  # type: ignore[arg-type]
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
         self._lengths = train.lengths
         self._texts_in_update = texts_in_update
         self._seed = seed
