@@ -114,7 +114,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         """`forward` in blocks of tokens, which overwrites `hidden`: given the slots, tokens are independent."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        slots = self.self_attn.project(keys, keys, lengths).arranged()
+        slots = self.self_attn.project(keys, keys, lengths)
         local = None if self.local_convolution is None else self.local_convolution(inputs, lengths)
         for samples, rows in token_blocks(hidden, self.widest):
             block = (samples, rows)

@@ -52,7 +52,7 @@ def has_global_hooks() -> bool:
 
 
 def formats_of_onednn() -> frozenset[torch.dtype]:
-    """The number formats that `onednn_linear` supports; none if torch was built without oneDNN."""
+    """The number formats that oneDNN supports; none if torch was built without it."""
     onednn = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")):
         return frozenset()
@@ -61,7 +61,6 @@ def formats_of_onednn() -> frozenset[torch.dtype]:
     return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
 
 
-def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
-    """X·Wᵀ + 1·b, and exact GELU of it, in one product of oneDNN."""
-    activation: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, *activation)
+def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """X·Wᵀ + 1·b by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")

@@ -99,11 +99,6 @@ class Slots(NamedTuple):
             sizes=real.long() if self.sizes is None else _joined(real.long(), self.sizes),
         )
 
-    def arranged(self) -> Slots:
-        """The same slots, with the memory layout for queries that run block by block."""
-        key, value = kernels.arranged(self.key, self.value) if self.projected else (self.key, self.value)
-        return self._replace(key=key, value=value)
-
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
         near = None if self.neighbours is None else self.neighbours.of_samples(samples).of_rows(rows)

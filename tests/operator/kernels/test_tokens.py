@@ -144,7 +144,7 @@ def test_replaced_parts_run(small_blocks, what):
 def test_what_is_fast_is_used(monkeypatch):
     """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
-    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward", "arranged"):
+    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward"):
         real = getattr(kernels, name)
 
         def record(*inputs, real=real, name=name, **options):

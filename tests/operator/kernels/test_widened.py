@@ -59,9 +59,8 @@ def neighbours_case(dtype):
 
 
 @pytest.mark.parametrize("case", [linear_case, compress_case, attention_case, neighbours_case])
-def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype):
+def test_as_in_float32_and_rounded_once(case, dtype):
     """Gradients too; without gradients the same."""
-    monkeypatch.setattr(products, "_WIDE_TOKENS", 4)
     reference, ours, tensors = case(dtype)
     out = ours(*tensors)
     wide = [tensor.detach().float().requires_grad_() for tensor in tensors]

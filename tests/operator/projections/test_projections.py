@@ -12,6 +12,8 @@ from linformer_cli.settings import Projection
 from linformer_kit import InputError, RandomProjection
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
+from linformer_kit.operator.projections.pooling import window_means
+from linformer_kit.operator.projections.windows import pooling_windows
 from linformer_kit.operator.slots import split_heads
 
 
@@ -25,6 +27,12 @@ def test_random_entries_have_variance_one_over_k():
         assert torch.equal(projection.matrix[:, :n], old)
         assert projection.matrix[:, n:].std().item() == pytest.approx(k**-0.5, rel=0.02)
         assert not torch.equal(projection.matrix[:, n:], old)
+
+
+def test_means_of_large_numbers_do_not_overflow():
+    windows = pooling_windows(5, 37, 37)
+    hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
+    assert torch.equal(window_means(hidden, windows), hidden[:, :5])
 
 
 def test_kernels_start_as_scaled_means():

@@ -55,28 +55,13 @@ class Processor(NamedTuple):
         return dtype in self.onednn and any(self.capabilities.get(name) for name in _INSTRUCTIONS[dtype])
 
     @property
-    def bfloat16_in_blocks(self) -> bool:
-        """Whether there are bfloat16 instructions that torch's flash attention does not use.
+    def attends_by_products(self) -> bool:
+        """Whether there are bfloat16 instructions that torch's flash attention does not use: those of AVX-512.
 
-        Measured with AVX-512. On processors with AMX, flash attention uses the AMX tiles.
+        With AMX, flash attention uses its tiles.
         """
         known = self.capabilities
         return bool(known.get("avx512_bf16")) and not known.get("amx_bf16") and torch.bfloat16 in self.onednn
-
-    @property
-    def flash_in_bfloat16(self) -> bool:
-        """Whether torch's flash attention is fast in bfloat16: it uses AMX."""
-        return bool(self.capabilities.get("amx_bf16")) and torch.bfloat16 in self.onednn
-
-    def attends_in_blocks(self, queries: int, keys: int, *, dropout: float, gradient: bool) -> bool:
-        """Whether batched products in bfloat16, over blocks of queries, are faster than flash attention.
-
-        With AMX they are in training only: with dropout, which flash attention lacks on CPUs, and for short texts and
-        few keys, as the backward pass of flash attention takes 64 queries at a time if there are fewer than 768.
-        """
-        if not self.flash_in_bfloat16:
-            return self.bfloat16_in_blocks
-        return dropout > 0 or (gradient and queries < 768 and keys <= 256)
 
     @property
     def onednn_is_faster(self) -> bool:

@@ -5,16 +5,15 @@ rows are cut into blocks, whose columns are the slots and all tokens that any of
 part is computed again in the backward pass, so that no P̄ is kept. Few large calls, because each operation waits for
 the slowest core, which costs most where other processes use the cores too.
 
-Products gain a quarter of a layer on AVX-512 with bfloat16, where flash attention does without the instructions; parts
-with neighbours gain up to 1.4 times on AVX2 in float32 (docs/speed.md). The plain operations are
-`F.scaled_dot_product_attention` and `neighbours.Blocks`.
+Products gain a quarter of a layer on AVX-512 with bfloat16, whose instructions flash attention does not use; parts with
+neighbours gain up to 1.4 times on AVX2 in float32. The plain operations are `F.scaled_dot_product_attention` and
+`neighbours.Blocks`.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +51,8 @@ def attention(
 
     Args:
         query: Queries, in the order of the neighbours.
-        key: Keys of the slots; fastest in the layout of `arranged`.
-        value: Values of the slots, likewise.
+        key: Keys of the slots.
+        value: Values of the slots.
         mask: True where a slot may be attended to; at least one slot in each sequence.
         neighbours: Keys and values of the tokens that queries see besides.
         dropout: Dropout on the weights.
@@ -65,15 +64,15 @@ def attention(
         plain = Blocks.of(query, neighbours)
         of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
         return plain.product(of_slots, of_seen, value)
-    by_products = runs_in_parts and few_keys and _prefers_products(query, key, neighbours, dropout)
+    by_products = runs_in_parts and few_keys and _prefers_products(query, neighbours, dropout)
     if neighbours is None and not by_products:
         return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
 
     samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
-    attend = functools.partial(_attend, by_products=by_products)
+    function = _products if by_products else F.scaled_dot_product_attention
+    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout))
     if needs_gradient(*tensors):
-        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-    seeds = itertools.count(int(torch.randint(1 << 62, (), device="cpu")) if dropout else 0)
+        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=dropout > 0)
     contexts = []
     # Split, not sliced: in the backward pass each slice becomes a tensor of the whole size.
     for group, (queries, keys, values, *tokens) in enumerate(
@@ -84,19 +83,9 @@ def attention(
         of_group = []
         for part, of_part in enumerate(queries.split(rows, dim=2)):
             seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
-            drop = _Dropout(dropout, next(seeds)) if dropout else None
-            of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen, drop))
+            of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen))
         contexts.append(torch.cat(of_group, dim=1))
     return torch.cat(contexts).transpose(1, 2)
-
-
-def arranged(
-    key: Float[Tensor, "batch heads keys head_dim"], value: Float[Tensor, "batch heads keys head_dim"]
-) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
-    """Copy keys and values to the memory layout that is fastest for repeated calls of `attention`."""
-    if _runs_on_cpu([key, value]) and _prefers_products(key, key, None, 0.0):
-        return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
-    return key.contiguous(), value.contiguous()
 
 
 def _runs_on_cpu(tensors: Sequence[Tensor]) -> bool:
@@ -108,16 +97,12 @@ def _runs_on_cpu(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _prefers_products(query: Tensor, key: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
+def _prefers_products(query: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
     """Whether batched products are faster than flash attention."""
     here, is_bfloat16 = Processor.here(), query.dtype == torch.bfloat16
-    if neighbours is not None:
-        return dropout > 0 or (is_bfloat16 and here.bfloat16_in_blocks)
-    return (
-        is_bfloat16
-        and bool(torch.backends.mkldnn.enabled)
-        and here.attends_in_blocks(query.shape[2], key.shape[2], dropout=dropout, gradient=needs_gradient(query, key))
-    )
+    if neighbours is not None and dropout > 0:  # flash attention has no dropout on CPUs
+        return True
+    return is_bfloat16 and here.attends_by_products and bool(torch.backends.mkldnn.enabled)
 
 
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
@@ -137,45 +122,28 @@ def _block_size(length: int, slots: int, window: int) -> tuple[int, int]:
 
 
 def _attend(
+    function: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     neighbours: Neighbours | None,
-    drop: _Dropout | None,
-    *,
-    by_products: bool,
 ) -> Tensor:
-    """The context of a part, `[samples, rows, heads, head_dim]`."""
+    """The context of a part, `[samples, rows, heads, head_dim]`, by a function with the arguments of SDPA.
+
+    With neighbours, each block of rows has its own columns: the slots, and the tokens that its rows see.
+    """
     if neighbours is None:
-        return _products(query, key, value, mask, drop).transpose(1, 2)
-    return _with_neighbours(query, key, value, mask, neighbours, by_products, drop)
-
-
-def _with_neighbours(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    neighbours: Neighbours,
-    by_products: bool,
-    drop: _Dropout | None,
-) -> Tensor:
-    """The context of rows over the slots and the tokens that they see: one row of columns for each block of rows."""
+        return function(query, key, value, mask).transpose(1, 2)
     given, slots = query.dtype, key.shape[2]
     dtype = torch.float32 if widens(query) else given
     query, key, value = (each.to(dtype) for each in (query, key, value))
     neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
     rows, columns = _block_size(query.shape[2], slots, neighbours.window)
     near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
-    keys, values = _columns(key, near.key), _columns(value, near.value)
-    bias = near.bias(mask, slots, dtype if by_products else torch.promote_types(dtype, torch.float32))
+    bias = near.bias(mask, slots, torch.promote_types(dtype, torch.float32))
     bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
-    queries = _blocks_first(near.query)
-    if by_products:
-        context = _products(queries, keys, values, None, drop, bias)
-    else:
-        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    context = function(_blocks_first(near.query), _columns(key, near.key), _columns(value, near.value), bias)
     context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
     return context[:, : near.length].to(given)
 
@@ -192,38 +160,9 @@ def _blocks_first(of_blocks: Tensor) -> Tensor:
     return of_blocks.transpose(1, 2).flatten(0, 1)
 
 
-def _products(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    drop: _Dropout | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Attention as two products with a softmax between them."""
+def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    """`F.scaled_dot_product_attention` as two products with a softmax between them."""
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
-    if bias is not None:
-        scores.add_(bias)
     if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(dim=-1)
-    return weights @ value if drop is None else drop(weights) @ value * drop.scale
-
-
-class _Dropout:
-    """Dropout with a mask that is a function of a seed, without the factor 1/(1 - p).
-
-    torch draws a number for every weight, on one core. Here one 64-bit number is used for four weights, so the
-    probability is a multiple of 2⁻¹⁶.
-    """
-
-    def __init__(self, probability: float, seed: int) -> None:
-        self.dropped = min(round(probability * 2**16), 2**16 - 1)
-        self.scale = 2**16 / (2**16 - self.dropped)
-        self.seed = seed
-
-    def __call__(self, weights: Tensor) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        words = torch.empty(-(-weights.numel() // 4), dtype=torch.int64, device="cpu")
-        numbers = words.random_(-(2**63), None, generator=generator).view(torch.int16)
-        return weights.masked_fill((numbers[: weights.numel()] < self.dropped - 2**15).view(weights.shape), 0.0)
+        scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
+    return F.dropout(scores.softmax(dim=-1), dropout_p) @ value

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.padding import padding_after
+from linformer_kit.operator.padding import padding_after, take_positions
 from linformer_kit.operator.projections.base import Compressed, Piece
 from linformer_kit.operator.projections.windows import WindowProjection, Windows
 from linformer_kit.operator.slots import merge_heads
@@ -29,7 +30,7 @@ class MeanPoolProjection(WindowProjection):
         return True
 
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
-        means = kernels.window_means(merge_heads(tokens), windows.positions, windows.real)
+        means = window_means(merge_heads(tokens), windows)
         return means.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
@@ -73,3 +74,17 @@ class MaxPoolProjection(WindowProjection):
         largest = windows.of(merge_heads(tokens), fill=-math.inf).amax(dim=2)
         largest = largest.masked_fill(windows.empty[..., None], 0.0)
         return largest.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
+
+
+def window_means(hidden: Float[Tensor, "batch seq_len embed"], windows: Windows) -> Float[Tensor, "batch slots embed"]:
+    """The mean of the real tokens in each window, summed in float32 or wider; 0 for a window without any.
+
+    As products with rows of ones, several times as fast as sums; ones become 2⁻ᶜ, so that no sum overflows.
+    """
+    positions, real = windows
+    inside = take_positions(hidden, positions.flatten(1)).unflatten(1, tuple(positions.shape[1:]))
+    scale = 2.0 ** int(real.shape[2]).bit_length()
+    ones = (real.to(hidden.dtype) / scale)[:, :, None]
+    sums = kernels.widened(torch.matmul, ones, inside)[:, :, 0]
+    count = real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))
+    return (sums * (scale / count)).to(hidden.dtype)
