@@ -123,7 +123,11 @@ def test_calls_rejected(arguments, message):
     [
         ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 33, got 5"),
         ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
-        ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
+        ({"projected_dim": None}, "projected_dim: expected 1 to 31 (the longest sequence), got None"),
+        (
+            {"projection": SHARED},
+            "projection_initializer: expected None, since the projection module has them, got (31",
+        ),
     ],
 )
 def test_constructions_rejected(arguments, message):

@@ -79,6 +79,3 @@ def test_queries_of_another_text_are_rejected(projection, lengths):
     message = f"query, key: expected one length with sliding_window, got {lengths[0]} and {lengths[1]}"
     with pytest.raises(InputError, match=f"^{message}$"):
         attention(queries, keys, keys)
-    if lengths[1] == N:
-        with pytest.raises(InputError, match=f"^{message}$"):
-            attention.attend(queries, attention.project(keys, keys))

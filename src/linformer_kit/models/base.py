@@ -13,8 +13,8 @@ from transformers import initialization as init
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
+from linformer_cli.settings.declare import LONGEST
 from linformer_kit.models.card import write_card
-from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,

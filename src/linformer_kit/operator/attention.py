@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from linformer_kit.operator import checks, kernels
+from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, reject_old_exporter
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
@@ -126,8 +126,6 @@ class ProjectedAttention(nn.Module):
         order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
-        if slots.neighbours is not None:
-            checks.check_as_many_queries(query.shape[1], slots.neighbours.query_len)
         dropout = self.dropout if self.training else 0.0
         heads, weights = attend_slots(
             self._mapped(self.q_proj, query), slots, dropout=dropout, need_weights=need_weights, order=order
@@ -152,7 +150,7 @@ class ProjectedAttention(nn.Module):
         if first or self.sliding_window:  # the tokens that queries see; no others are mapped
             some = slice(None if self.sliding_window else first)
             tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
-            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=key.shape[1])
+            near = Neighbours(*tokens, self.sliding_window, lengths)
         rest = _lengths_after(lengths, first)
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
@@ -270,7 +268,7 @@ def project_heads(
         value_slots = compressed.value if value_bias is None else compressed.value + value_bias
         return _slots_of(compressed, key_slots, value_slots, rest)
 
-    near = Neighbours(key, value, sliding_window, lengths, query_len=key.shape[2])
+    near = Neighbours(key, value, sliding_window, lengths)
     return _with_tokens(_for_heads(compress, dims), near, first, declared)
 
 

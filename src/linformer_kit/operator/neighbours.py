@@ -35,7 +35,6 @@ class Neighbours(NamedTuple):
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
     offset: int = 0  # position of the first token, if these are a piece of a sequence
-    query_len: int = 0  # number of the queries
 
     @property
     def before(self) -> int:
@@ -86,7 +85,7 @@ class Neighbours(NamedTuple):
 
     def of_rows(self, rows: slice) -> Neighbours:
         """The neighbours of some of the queries."""
-        return self._replace(first=self.first + rows.start, query_len=rows.stop - rows.start)
+        return self._replace(first=self.first + rows.start)
 
 
 class Blocks(NamedTuple):

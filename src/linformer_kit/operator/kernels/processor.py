@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from linformer_kit.operator.private import formats_of_onednn
+from torch import Tensor
 
 # The capabilities, as torch names them, with which products in a number format are fast: on x86, then on ARM.
 _INSTRUCTIONS = {
@@ -41,7 +40,7 @@ class Processor(NamedTuple):
             vectors=torch.backends.cpu.get_cpu_capability(),
             is_intel=_is_intel(),
             has_mkl=torch.backends.mkl.is_available(),
-            onednn=formats_of_onednn(),
+            onednn=_formats_of_onednn(),
         )
 
     def has_instructions(self, dtype: torch.dtype) -> bool:
@@ -74,3 +73,18 @@ def _is_intel() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return "Intel" in platform.processor()
+
+
+def _formats_of_onednn() -> frozenset[torch.dtype]:
+    """The number formats that oneDNN supports; none if torch was built without it."""
+    onednn = torch.ops.mkldnn
+    if not (torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")):
+        return frozenset()
+    supported = {torch.float32: True, torch.bfloat16: onednn._is_mkldnn_bf16_supported()}
+    supported[torch.float16] = onednn._is_mkldnn_fp16_supported()
+    return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
+
+
+def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """X·Wᵀ + 1·b by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")

@@ -16,8 +16,7 @@ from linformer_kit.operator.conditions import (
     must_be_plain,
     needs_gradient,
 )
-from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.private import onednn_linear
+from linformer_kit.operator.kernels.processor import Processor, onednn_linear
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 
