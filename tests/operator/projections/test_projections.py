@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from linformer_cli.settings import Projection
-from linformer_kit import InputError, RandomProjection
+from linformer_kit import InputError, MeanPoolProjection, RandomProjection
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
-from linformer_kit.operator.projections.pooling import window_means
-from linformer_kit.operator.projections.windows import pooling_windows
 from linformer_kit.operator.slots import split_heads
 
 
@@ -30,9 +28,8 @@ def test_random_entries_have_variance_one_over_k():
 
 
 def test_means_of_large_numbers_do_not_overflow():
-    windows = pooling_windows(5, 37, 37)
     hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
-    assert torch.equal(window_means(hidden, windows), hidden[:, :5])
+    assert torch.equal(MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5).means(hidden), hidden[:, :5])
 
 
 def test_kernels_start_as_scaled_means():

@@ -113,10 +113,6 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         self.initializer = initializer
         self._make_parameters()
 
-    @property
-    def shared_by_heads(self) -> bool:
-        return self.sharing != "none"
-
     def _start(self) -> Tensor:
         start = STARTS[self.initializer]
         if self.shared_by_heads:
