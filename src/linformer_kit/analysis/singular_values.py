@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.projections import SequenceProjection, is_integer
+from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.operator.projections.sizes import is_integer
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.operator.slots import Order, Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
 
 class ProjectedAttention(nn.Module):
@@ -74,7 +74,6 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None = None,
         need_weights: bool = False,
-        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -84,7 +83,6 @@ class ProjectedAttention(nn.Module):
             value: Input of the values; the same tensor object as `key` if they are equal, so that E·X is computed once.
             lengths: Number of real tokens of each sequence; None: all.
             need_weights: Whether to return the context mapping P̄.
-            order: Where the tokens of P̄ stood before real ones were moved first; None: where they are.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -94,7 +92,7 @@ class ProjectedAttention(nn.Module):
                 slots.
         """
         slots = self.project(key, value, lengths)
-        output, weights = self.attend(query, slots, need_weights, order)
+        output, weights = self.attend(query, slots, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -123,13 +121,11 @@ class ProjectedAttention(nn.Module):
         query: Float[Tensor, "batch query_len embed"],
         slots: Slots,
         need_weights: bool = False,
-        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
         dropout = self.dropout if self.training else 0.0
-        heads, weights = attend_slots(
-            self._mapped(self.q_proj, query), slots, dropout=dropout, need_weights=need_weights, order=order
-        )
+        queries = self._mapped(self.q_proj, query)
+        heads, weights = attend_slots(queries, slots, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
     def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
@@ -163,7 +159,7 @@ class ProjectedAttention(nn.Module):
             heads = self.num_heads
             return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), rest)
 
-        slots = _for_heads(compress, dims)
+        slots = Slots.for_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
 
     def _mapped_then_compressed(
@@ -269,7 +265,7 @@ def project_heads(
         return _slots_of(compressed, key_slots, value_slots, rest)
 
     near = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(_for_heads(compress, dims), near, first, declared)
+    return _with_tokens(Slots.for_heads(compress, dims), near, first, declared)
 
 
 def tokens_as_slots(
@@ -279,14 +275,7 @@ def tokens_as_slots(
 ) -> Slots:
     """Full attention (equation 2): each token is its own slot."""
     empty = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
-    return Slots(key, value, empty, projected=False)
-
-
-def _for_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-    """The slots of heads with these numbers of slots."""
-    if len(set(dims)) == 1:
-        return compress(dims[0])
-    return Slots.by_head({number: compress(number) for number in {*dims}}, dims)
+    return Slots(key, value, empty)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:

@@ -18,15 +18,9 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_values, require_in_trace
-from linformer_kit.operator.padding import put_back, right_padded, take_positions
-from linformer_kit.operator.projections import (
-    BIAS_ORDERS,
-    FullAttention,
-    SequenceProjection,
-    build_projection,
-    is_integer,
-)
-from linformer_kit.operator.slots import Order
+from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
+from linformer_kit.operator.projections import BIAS_ORDERS, FullAttention, SequenceProjection, build_projection
+from linformer_kit.operator.projections.sizes import is_integer
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3
@@ -201,9 +195,11 @@ class LinformerAttention(ProjectedAttention):
         query, key, value = _each_once(batch_first, query, key, value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
         query, key, value, lengths, order = self._right_padded(query, key, value, mask)
-        output, weights = super().forward(query, key, value, lengths, need_weights, order)
-        if order is not None and order.queries:
-            output = put_back(output, order.positions)
+        output, weights = super().forward(query, key, value, lengths, need_weights)
+        if self._moves_queries:
+            output = put_back(output, order)
+        if weights is not None:
+            weights = put_back_weights(weights, order, queries=self._moves_queries, columns=self.is_full)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         if is_single:
@@ -212,13 +208,12 @@ class LinformerAttention(ProjectedAttention):
 
     def _right_padded(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Order | None]:
-        """The checked inputs, real tokens first and zeros at padding; the lengths; and where the tokens stood.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The checked inputs, real tokens first and zeros at padding; the lengths; and the order (`right_padded`).
 
         Identical tensors stay identical, so that work is done once.
         """
-        is_windowed = self.sliding_window > 0 and not self.is_full
-        _check_inputs(query, key, value, self.embed_dim, is_windowed)
+        _check_inputs(query, key, value, self.embed_dim, self._moves_queries)
         if mask is None:
             return query, key, value, None, None
         if mask.is_floating_point():
@@ -232,15 +227,19 @@ class LinformerAttention(ProjectedAttention):
         is_key = query is key  # other queries may be of another length
         key, value = _each_once(zero, key, value)
         query = key if is_key else query
-        positions, lengths = right_padded(mask)
-        if positions is None:
-            return query, key, value, lengths, None
-        move = functools.partial(take_positions, positions=positions)
-        if is_windowed:
-            query, key, value = _each_once(move, query, key, value)
-        else:
-            key, value = _each_once(move, key, value)
-        return query, key, value, lengths, Order(positions, queries=is_windowed, columns=self.is_full)
+        order, lengths = right_padded(mask)
+        if order is not None:
+            move = functools.partial(take_positions, positions=order)
+            if self._moves_queries:
+                query, key, value = _each_once(move, query, key, value)
+            else:
+                key, value = _each_once(move, key, value)
+        return query, key, value, lengths, order
+
+    @property
+    def _moves_queries(self) -> bool:
+        """Whether queries are tokens of the keys, and moved with them: with neighbours."""
+        return self.sliding_window > 0 and not self.is_full
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if (

@@ -42,7 +42,6 @@ def attention(
     neighbours: Neighbours | None = None,
     *,
     dropout: float = 0.0,
-    few_keys: bool = True,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
     """softmax(Q·Kᵀ/√d)·V in one softmax with the neighbours, without the whole query_len × keys matrix in memory.
 
@@ -56,7 +55,6 @@ def attention(
         mask: True where a slot may be attended to; at least one slot in each sequence.
         neighbours: Keys and values of the tokens that queries see besides.
         dropout: Dropout on the weights.
-        few_keys: Whether products may be used without neighbours; otherwise flash attention.
     """
     tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
     runs_in_parts = _runs_on_cpu(tensors) and 0 <= dropout < 1
@@ -64,7 +62,7 @@ def attention(
         plain = Blocks.of(query, neighbours)
         of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
         return plain.product(of_slots, of_seen, value)
-    by_products = runs_in_parts and few_keys and _prefers_products(query, neighbours, dropout)
+    by_products = runs_in_parts and _prefers_products(query, neighbours, dropout)
     if neighbours is None and not by_products:
         return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
 

@@ -39,13 +39,7 @@ from linformer_kit.operator.projections.base import (
 )
 from linformer_kit.operator.projections.dynamic import DynamicProjection
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
-from linformer_kit.operator.projections.sizes import check_resize, each_dim, is_integer, largest_dim
-from linformer_kit.operator.projections.windows import (
-    ConvProjection,
-    MaxPoolProjection,
-    MeanPoolProjection,
-    more_windows,
-)
+from linformer_kit.operator.projections.windows import ConvProjection, MaxPoolProjection, MeanPoolProjection
 
 __all__ = [
     "BIAS_ORDERS",
@@ -64,12 +58,7 @@ __all__ = [
     "SequenceProjection",
     "SharedProjection",
     "build_projection",
-    "check_resize",
-    "each_dim",
     "inside",
-    "is_integer",
-    "largest_dim",
-    "more_windows",
 ]
 
 PROJECTIONS: dict[str, type[SequenceProjection]] = {
