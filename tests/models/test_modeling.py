@@ -264,6 +264,20 @@ def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
         compiled(ids, (1 - mask) * -1e4)
 
 
+@pytest.mark.parametrize("traced", [5, 23])  # fewer tokens than the 7 slots, and more
+def test_an_exported_program_takes_every_length(config, traced):
+    model = LinformerModel(config(num_hidden_layers=1)).eval()
+    length = torch.export.Dim("length", min=2, max=31)
+    inputs = (tokens(2, traced), torch.ones(2, traced, dtype=torch.long))
+    program = torch.export.export(model, inputs, dynamic_shapes=({1: length}, {1: length})).module()
+    for tested in (3, 29):
+        ids, mask = tokens(2, tested), torch.ones(2, tested, dtype=torch.long)
+        mask[0, 2:] = 0
+        torch.testing.assert_close(
+            program(ids, mask).last_hidden_state[mask == 1], model(ids, mask).last_hidden_state[mask == 1]
+        )
+
+
 BOTH = {"output_hidden_states": True, "output_attentions": True}
 
 

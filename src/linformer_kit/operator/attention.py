@@ -134,9 +134,10 @@ class ProjectedAttention(nn.Module):
             return False
         if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
             return self.bias_order == "after_projection"  # a map of E·X by definition
-        # With sequence parallelism, all processes must use the same order, whatever the lengths of their pieces.
-        is_short = not projection.windowed and seq_len <= max(dims)
-        return not is_short or projection.piece is not None or is_exporting()
+        # An exported program, and all processes of sequence parallelism, use one order for all lengths.
+        if is_exporting() or projection.piece is not None:
+            return True
+        return projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
         self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
