@@ -251,7 +251,8 @@ def project_heads(
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
-        return tokens_as_slots(key, value, lengths)
+        padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
+        return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
     rest = _lengths_after(lengths, first)
     keys, values = (
         tokens[:, :, first:] if bias is None else zero_padding(tokens[:, :, first:] - bias, rest)
@@ -267,16 +268,6 @@ def project_heads(
 
     near = Neighbours(key, value, sliding_window, lengths)
     return _with_tokens(Slots.for_heads(compress, dims), near, first, declared)
-
-
-def tokens_as_slots(
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
-    lengths: Int[Tensor, " batch"] | None,
-) -> Slots:
-    """Full attention (equation 2): each token is its own slot."""
-    empty = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
-    return Slots(key, value, empty)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:

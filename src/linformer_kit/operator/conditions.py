@@ -80,9 +80,16 @@ def values_are_cheap(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor) and not is_transformed()
 
 
-def require_in_trace(condition: Tensor, message: str) -> None:
-    """Check a condition when compiled code runs, with a RuntimeError if it fails; outside compilation do nothing."""
-    if torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+def require(condition: Tensor, message: str) -> None:
+    """Check what no later error would show; also on an accelerator, and in compiled code when it runs.
+
+    Raises:
+        InputError: with the message; a RuntimeError when compiled code runs.
+    """
+    if has_values(condition):
+        if not condition:
+            raise InputError(message)
+    elif torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         torch._assert_async(condition, message)
 
 

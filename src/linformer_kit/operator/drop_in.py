@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import has_values, require_in_trace
+from linformer_kit.operator.conditions import require
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import BIAS_ORDERS, FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import is_integer
@@ -292,11 +292,7 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
         f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
         "got other numbers"
     )
-    fits = ((mask == 0) | (mask <= _HIDES)).all()
-    if not has_values(mask):
-        require_in_trace(fits, message)
-    elif not fits:
-        raise InputError(message)
+    require(((mask == 0) | (mask <= _HIDES)).all(), message)
     return mask != 0
 
 

@@ -180,7 +180,7 @@ class Blocks(NamedTuple):
     ) -> Float[Tensor, "... blocks rows columns"]:
         """What is added to the scores of slots and tokens: -inf where they are not seen, and `unseen`."""
         of_tokens = torch.zeros(self.sees.shape, dtype=dtype, device=self.sees.device)
-        of_tokens = of_tokens.masked_fill_(~self.sees, -math.inf)[:, None]
+        of_tokens = of_tokens.where(self.sees, -math.inf)[:, None]
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=self.sees.device)
         if self.unseen is not None:
             of_slots = F.pad(self.unseen.to(dtype), (0, slots - self.unseen.shape[-1]))

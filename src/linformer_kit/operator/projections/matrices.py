@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
-from linformer_kit.operator.projections.starts import STARTS, check_start
+from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.operator.slots import merge_heads
 
 
@@ -109,7 +110,8 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         **arguments: Any,
     ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        check_start(initializer)
+        if initializer not in STARTS:
+            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
         self.initializer = initializer
         self._make_parameters()
 
