@@ -21,7 +21,6 @@ from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replac
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
-from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
 
@@ -32,7 +31,8 @@ class ProjectedAttention(nn.Module):
         embed_dim: d_m, the width of inputs and output.
         num_heads: h.
         projection: E and F, a module of its own or one that belongs to another module; `FullAttention` for equation 2.
-        projected_dim: k, or one for each head; None: those of the projection.
+        projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer slots;
+            each call checks it.
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
@@ -111,7 +111,7 @@ class ProjectedAttention(nn.Module):
         reject_old_exporter()
         module = self._projection()
         projection = inside(module)
-        dims = projection.checked_slots(self._fewer_slots, self.num_heads)
+        dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
             return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
         return self._mapped_then_compressed(module, key, value, lengths)  # E·(X·W + m⊗b)
@@ -176,7 +176,7 @@ class ProjectedAttention(nn.Module):
             self._mapped(self.v_proj, value),
             lengths,
             source=key[:, self.global_tokens :],
-            projected_dim=self._fewer_slots,
+            projected_dim=self.projected_dim,
             sliding_window=self.sliding_window,
             global_tokens=self.global_tokens,
             biases=biases,
@@ -190,26 +190,6 @@ class ProjectedAttention(nn.Module):
     def is_full(self) -> bool:
         """Whether this is full attention (equation 2)."""
         return isinstance(self.projection, FullAttention)
-
-    @property
-    def projected_dim(self) -> int | Sequence[int] | None:
-        """k, or a list with the k of each head if they differ; None with full attention.
-
-        Set it to run with fewer slots than the projection has; set None to use all of them again.
-        """
-        if self._fewer_slots is not None or self.is_full:
-            return self._fewer_slots
-        projection = inside(self._projection())
-        return projection.projected_dim if projection.uniform else list(projection.head_dims)
-
-    @projected_dim.setter
-    def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
-        if projected_dim is not None:
-            # A shared projection, or one wrapped by an adapter, checks the number at each call.
-            known = self.projection
-            check = known.checked_slots if isinstance(known, SequenceProjection) else slots_by_head
-            check(projected_dim, self.num_heads)
-        self._fewer_slots: int | Sequence[int] | None = projected_dim
 
     def _projection(self) -> nn.Module:
         """E and F, looked up at every call so that a replacement is used."""

@@ -203,7 +203,7 @@ class SequenceProjection(nn.Module):
             InputError: for more slots than the projection has, for fewer if it does not support them, or for another
                 number of heads.
         """
-        if num_heads != self.num_heads:
+        if num_heads != len(self.head_dims):
             raise InputError(f"num_heads: expected {self.num_heads}, as the projection has, got {num_heads}")
         if projected_dim is None:
             return self.head_dims

@@ -58,18 +58,16 @@ class MatrixProjection(SequenceProjection):
             key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
         else:
             key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
-        parts = [self._product(key_matrix, key)]
+        pairs = [(key_matrix, key)] if tied and is_one else [(key_matrix, key), (value_matrix, value)]
+        parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
         if sums:
-            parts.append(_row_sums(key_matrix, lengths))
-        if not (tied and is_one):
-            parts.append(self._product(value_matrix, value))
-            if sums:
-                parts.append(_row_sums(value_matrix, lengths))
+            parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
         if self.piece is not None:  # from sums over this process's positions to sums over all
             parts = self.piece.add(parts)
+        compressed, row_sums = parts[: len(pairs)], parts[len(pairs) :]
         if not sums:
-            return Compressed(parts[0], parts[-1])
-        return Compressed(parts[0], parts[-2], parts[1], parts[-1])
+            return Compressed(compressed[0], compressed[-1])
+        return Compressed(compressed[0], compressed[-1], row_sums[0], row_sums[-1])
 
     def _product(self, matrix: Tensor, tokens: Tensor) -> Tensor:
         """E·X, `[batch, heads, slots, dim]`."""
