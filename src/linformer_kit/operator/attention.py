@@ -31,8 +31,8 @@ class ProjectedAttention(nn.Module):
         embed_dim: d_m, the width of inputs and output.
         num_heads: h.
         projection: E and F, a module of its own or one that belongs to another module; `FullAttention` for equation 2.
-        projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer slots;
-            each call checks it.
+        projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer
+            slots; each call checks it.
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
@@ -157,8 +157,8 @@ class ProjectedAttention(nn.Module):
             compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
             key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
             value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-            heads = self.num_heads
-            return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), rest)
+            key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
+            return _slots_of(compressed, key_slots, value_slots, rest)
 
         slots = Slots.for_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
