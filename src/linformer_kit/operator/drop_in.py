@@ -101,15 +101,7 @@ class LinformerAttention(ProjectedAttention):
         global_tokens: int = 0,
         batch_first: bool = True,
     ) -> None:
-        is_width = is_integer(embed_dim) and embed_dim > 0
-        _require(is_width, "embed_dim", "a positive integer", embed_dim)
-        is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
-        _require(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
-        _require(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
-        _require(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
-        for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
-            is_count = is_integer(count) and 0 <= count <= LONGEST
-            _require(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
+        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
         if isinstance(projection, str):
             projection = build_projection(
                 projection,
@@ -258,6 +250,20 @@ class LinformerAttention(ProjectedAttention):
 def _require(condition: bool, name: str, expected: str, got: Any) -> None:
     if not condition:
         raise InputError(f"{name}: expected {expected}, got {got if isinstance(got, str) else repr(got)}")
+
+
+def _check_sizes(
+    embed_dim: int, num_heads: int, dropout: float, bias_order: str, sliding_window: int, global_tokens: int
+) -> None:
+    is_width = is_integer(embed_dim) and embed_dim > 0
+    _require(is_width, "embed_dim", "a positive integer", embed_dim)
+    is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
+    _require(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
+    _require(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
+    _require(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
+    for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
+        is_count = is_integer(count) and 0 <= count <= LONGEST
+        _require(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, is_windowed: bool) -> None:
