@@ -51,8 +51,10 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
         ranks = ((~mask[sample]).cumsum(0) - 1).tolist()
         for position in range(N):
             columns = [token - ranks[position] + window // 2 for token in near[position]]
-            found = weights[sample, :, position, K:] > 0
-            assert found.all(dim=0).nonzero()[:, 0].tolist() == columns and found.sum() == HEADS * len(columns)
+            has_weight = weights[sample, :, position, K:] > 0
+            assert has_weight.all(dim=0).nonzero()[:, 0].tolist() == columns and has_weight.sum() == HEADS * len(
+                columns
+            )
         if near_key is not None:  # of the query that is at this position, not of one that was moved here
             position = 9
             query = attention.q_proj(x[sample, position]).view(HEADS, 1, -1)

@@ -73,7 +73,7 @@ def test_the_names_on_the_command_line_are_the_names_in_the_code():
 def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
     """Which one is taken depends on sizes; gradients too."""
     torch.manual_seed(0)
-    made = build_projection(
+    projection = build_projection(
         "linear",
         seq_len=31,
         projected_dim=projected_dim,
@@ -85,13 +85,13 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
     ).double()
     lengths = torch.tensor([23, 1, 7])
     hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
-    found = {}
+    by_way = {}
     for spread in (True, False):
         monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
-        made.zero_grad()
+        projection.zero_grad()
         tokens = split_heads(hidden, 3)
-        slots = project_heads(made, tokens, tokens, lengths)
+        slots = project_heads(projection, tokens, tokens, lengths)
         ((slots.key**2).sum() + (slots.value**3).sum()).backward()
-        found[spread] = [slots.key, *(parameter.grad for parameter in made.parameters())]
-    for first, second in zip(found[True], found[False], strict=True):
+        by_way[spread] = [slots.key, *(parameter.grad for parameter in projection.parameters())]
+    for first, second in zip(by_way[True], by_way[False], strict=True):
         torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)
