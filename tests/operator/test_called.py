@@ -66,14 +66,14 @@ def pruned(linear: nn.Linear) -> None:
 
 
 def fake_quantized(linear: nn.Linear) -> nn.Linear:
-    made = FakeQuantizedLinear(linear.in_features, linear.out_features, dtype=torch.float64)
-    made.load_state_dict(linear.state_dict())
-    return made
+    quantized = FakeQuantizedLinear(linear.in_features, linear.out_features, dtype=torch.float64)
+    quantized.load_state_dict(linear.state_dict())
+    return quantized
 
 
 def replaced(linear: nn.Linear) -> None:
-    own = linear.forward
-    linear.forward = lambda inputs: own(inputs).tanh()
+    forward = linear.forward
+    linear.forward = lambda inputs: forward(inputs).tanh()
 
 
 def by_position(linear: nn.Linear) -> None:
@@ -119,17 +119,17 @@ def reference(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) ->
 def compare(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> None:
     """Outputs and gradients of all parameters; both draw the same numbers where something is drawn."""
     real = slice(None) if mask is None else ~mask
-    found = []
+    results = []
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     for call in (lambda: layer(inputs, inputs, inputs, mask)[0], lambda: reference(layer, inputs, mask)):
         torch.manual_seed(1)
         output = call()[real]
         gradients = torch.autograd.grad(output.square().sum(), [inputs, *parameters])
-        found.append([output, *gradients])
+        results.append([output, *gradients])
     names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
     # Of a sum that is zero but for rounding (the key bias under mean pooling), the terms say how large rounding is.
-    most = max(plain.abs().max().item() for plain in found[1])
-    for name, ours, plain in zip(("output", "inputs", *names), *found, strict=True):
+    most = max(plain.abs().max().item() for plain in results[1])
+    for name, ours, plain in zip(("output", "inputs", *names), *results, strict=True):
         torch.testing.assert_close(
             ours, plain, rtol=1e-9, atol=1e-11 * most, msg=lambda said, name=name: f"{name} {said}"
         )

@@ -6,6 +6,7 @@ projection into the functions that these take.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -16,11 +17,9 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
-    dynamic_projection_reference,
     full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
-    window_weights_reference,
 )
 
 
@@ -62,19 +61,24 @@ def projected_attention_reference(
         rows = tokens[sample] if padding is None else tokens[sample][~padding[sample]]
         rows = rows[settings.get("global_tokens", 0) :]
         matrices = [_matrix(projection, projection.key_projection, head, k) for head, k in enumerate(dims)]
-        maps = [dynamic_projection_reference(rows, matrix) for matrix in matrices]
+        maps = [matrix_projection_reference((rows @ matrix.T).softmax(dim=0).T) for matrix in matrices]
         of_inputs = [each[one] for each in inputs]
         outputs.append(linformer_attention_reference(*of_inputs, weights, maps, maps, of_one, **settings))
     return torch.cat(outputs)
 
 
 def _weights(layer: LinformerAttention, dims: tuple[int, ...]) -> list | None:
-    """The weights of the slots of each head, which are not 1 where slots are windows."""
+    """The weights of the slots of each head: the share of the tokens of a window that a query does not see."""
     projection = layer.projection
     stretch, n = projection.shorter_input == "stretch", projection.seq_len
     if not projection.windowed:
         return None
-    return [window_weights_reference(lambda length, k=k: windows(k, n, length, stretch)) for k in dims]
+
+    def shares(k: int, length: int, seen: list[int]) -> Tensor:
+        share = [len(set(window) - set(seen)) / len(window) for window in windows(k, n, length, stretch)]
+        return torch.tensor(share, dtype=torch.float64)
+
+    return [functools.partial(shares, k) for k in dims]
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:

@@ -22,9 +22,15 @@ from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.conditions import has_values, is_transformed
 from linformer_kit.operator.drop_in import padding_from_scores
-from linformer_kit.operator.padding import is_right_padded, put_back, right_padded, take_positions
+from linformer_kit.operator.padding import (
+    is_right_padded,
+    put_back,
+    put_back_weights,
+    right_padded,
+    take_positions,
+)
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
-from linformer_kit.operator.slots import Order, attend_slots
+from linformer_kit.operator.slots import attend_slots
 
 IMPLEMENTATION = "linformer"
 _RIGHT_PADDED = "_linformer_right_padded"  # attribute of a mask for all layers of a forward pass: it was looked at
@@ -108,8 +114,9 @@ def linear_attention(
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )
-    moved = None if order is None else Order(order, queries=window > 0, columns=isinstance(layer, FullAttention))
-    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights, order=moved)
+    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
+    if weights is not None:
+        weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     if order is not None and window:
         context = _moved(context, order, put_back)
     return context.transpose(1, 2).contiguous(), weights

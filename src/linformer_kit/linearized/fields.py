@@ -9,9 +9,9 @@ from pydantic import Field
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
-from linformer_cli.settings.declare import settings
-from linformer_kit.operator.checks import LONGEST
-from linformer_kit.operator.projections import SequenceProjection, build_projection, largest_dim
+from linformer_cli.settings.declare import LONGEST, settings
+from linformer_kit.operator.projections import SequenceProjection, build_projection
+from linformer_kit.operator.projections.sizes import largest_dim
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
 _Size = Annotated[int, Field(ge=1, le=LONGEST)]

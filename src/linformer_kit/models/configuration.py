@@ -15,8 +15,7 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings
-from linformer_kit.operator.projections import largest_dim
-from linformer_kit.operator.projections.sizes import slots_by_head
+from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
 
 logger = logging.getLogger(__name__)
 

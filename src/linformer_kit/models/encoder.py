@@ -21,7 +21,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import is_replaced
-from linformer_kit.operator.padding import put_back, take_positions, zero_padding
+from linformer_kit.operator.padding import put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,
@@ -29,7 +29,6 @@ from linformer_kit.operator.projections import (
     build_projection,
     inside,
 )
-from linformer_kit.operator.slots import Order
 
 
 class LocalConvolution(nn.Module):
@@ -98,12 +97,11 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None,
         output_attentions: bool = False,
-        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """The output of right-padded sequences, and P̄, with tokens in an order of the caller, or None."""
+        """The output of right-padded sequences, and P̄ or None."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions, order)
+        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions)
         if self.local_convolution is not None:
             attended = attended + self.local_convolution(inputs, lengths)
         return self._feed_forward(hidden, attended), weights
@@ -114,7 +112,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         """`forward` in blocks of tokens, which overwrites `hidden`: given the slots, tokens are independent."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        slots = self.self_attn.project(keys, keys, lengths).arranged()
+        slots = self.self_attn.project(keys, keys, lengths)
         local = None if self.local_convolution is None else self.local_convolution(inputs, lengths)
         for samples, rows in token_blocks(hidden, self.widest):
             block = (samples, rows)
@@ -173,7 +171,8 @@ class LinformerEncoder(nn.Module):
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
-        Returned hidden states and weights are on the path between layers, so that their gradients can be retained.
+        With right padding, returned hidden states and weights are on the path between layers, so that their gradients
+        can be retained; with other padding they are copies in the caller's order.
 
         Args:
             hidden: Embeddings.
@@ -182,27 +181,19 @@ class LinformerEncoder(nn.Module):
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
         """
-        hidden_states: list[Tensor] = []
-        attentions: list[Tensor] = []
-        of_weights = None if order is None else Order(order, columns=self.is_full)
-
-        def shown(hidden: Tensor) -> Tensor:
-            """Add to the hidden states that are returned; what the next layer gets is computed from them."""
-            if not output_hidden_states:
-                return hidden
-            hidden_states.append(put_back(hidden, order))
-            return hidden if order is None else take_positions(hidden_states[-1], order)
-
+        states, attentions = [hidden], []
         for layer in self.layers:
-            hidden, weights = layer(shown(hidden), lengths, output_attentions, of_weights)
-            if weights is not None:
-                attentions.append(weights)
-        hidden = shown(hidden if self.layer_norm is None else self.layer_norm(hidden))
-        return BaseModelOutput(
-            last_hidden_state=put_back(hidden, order),
-            hidden_states=tuple(hidden_states) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
-        )
+            hidden, weights = layer(hidden, lengths, output_attentions)
+            states.append(hidden)
+            attentions.append(weights)
+        if self.layer_norm is not None:
+            hidden = states[-1] = self.layer_norm(hidden)
+        hidden_states, of_layers = None, None
+        if output_hidden_states:
+            hidden_states = tuple(put_back(state, order) for state in states)
+        if output_attentions:
+            of_layers = tuple(put_back_weights(weights, order, columns=self.is_full) for weights in attentions)
+        return BaseModelOutput(put_back(hidden, order), hidden_states, of_layers)
 
     def run_in_blocks(
         self,

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.conditions import has_values, require_in_trace, values_are_cheap
+from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import of_samples, right_padded, take_positions
 
 
@@ -70,7 +70,7 @@ def checked_inputs(
         _check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size)
     elif token_type_ids is not None:
         # Tokenizers may return zeros; of other types, a second text would count as part of the first.
-        _require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
+        require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
         token_type_ids = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
@@ -110,12 +110,4 @@ def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
         raise InputError(f"{expected}, got {list(attention_mask.shape)}")
     if attention_mask.is_floating_point():
         is_binary = ((attention_mask == 0) | (attention_mask == 1)).all() & attention_mask.any()
-        _require(is_binary, f"{expected}, got other numbers or only 0 in {attention_mask.dtype}")
-
-
-def _require(condition: Bool[Tensor, ""], message: str) -> None:
-    """Check what no later error would show; also on an accelerator, and in compiled code when it runs."""
-    if not has_values(condition):
-        require_in_trace(condition, message)
-    elif not condition:
-        raise InputError(message)
+        require(is_binary, f"{expected}, got other numbers or only 0 in {attention_mask.dtype}")

@@ -25,7 +25,7 @@ from linformer_kit.models.inputs import Inputs, checked_inputs
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import zero_padding
-from linformer_kit.operator.projections import each_dim
+from linformer_kit.operator.projections.sizes import each_dim
 
 
 class LinformerPreTrainedModel(LinearModel):

@@ -9,20 +9,19 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from linformer_kit.operator import checks, kernels
+from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, reject_old_exporter
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
-from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.operator.slots import Order, Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
 
 class ProjectedAttention(nn.Module):
@@ -32,7 +31,8 @@ class ProjectedAttention(nn.Module):
         embed_dim: d_m, the width of inputs and output.
         num_heads: h.
         projection: E and F, a module of its own or one that belongs to another module; `FullAttention` for equation 2.
-        projected_dim: k, or one for each head; None: those of the projection.
+        projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer
+            slots; each call checks it.
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
@@ -74,7 +74,6 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None = None,
         need_weights: bool = False,
-        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -84,7 +83,6 @@ class ProjectedAttention(nn.Module):
             value: Input of the values; the same tensor object as `key` if they are equal, so that E·X is computed once.
             lengths: Number of real tokens of each sequence; None: all.
             need_weights: Whether to return the context mapping P̄.
-            order: Where the tokens of P̄ stood before real ones were moved first; None: where they are.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -94,7 +92,7 @@ class ProjectedAttention(nn.Module):
                 slots.
         """
         slots = self.project(key, value, lengths)
-        output, weights = self.attend(query, slots, need_weights, order)
+        output, weights = self.attend(query, slots, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -113,7 +111,7 @@ class ProjectedAttention(nn.Module):
         reject_old_exporter()
         module = self._projection()
         projection = inside(module)
-        dims = projection.checked_slots(self._fewer_slots, self.num_heads)
+        dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
             return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
         return self._mapped_then_compressed(module, key, value, lengths)  # E·(X·W + m⊗b)
@@ -123,15 +121,11 @@ class ProjectedAttention(nn.Module):
         query: Float[Tensor, "batch query_len embed"],
         slots: Slots,
         need_weights: bool = False,
-        order: Order | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
-        if slots.neighbours is not None:
-            checks.check_as_many_queries(query.shape[1], slots.neighbours.query_len)
         dropout = self.dropout if self.training else 0.0
-        heads, weights = attend_slots(
-            self._mapped(self.q_proj, query), slots, dropout=dropout, need_weights=need_weights, order=order
-        )
+        queries = self._mapped(self.q_proj, query)
+        heads, weights = attend_slots(queries, slots, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
     def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
@@ -140,9 +134,10 @@ class ProjectedAttention(nn.Module):
             return False
         if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
             return self.bias_order == "after_projection"  # a map of E·X by definition
-        # With sequence parallelism, all processes must use the same order, whatever the lengths of their pieces.
-        is_short = not projection.windowed and seq_len <= max(dims)
-        return not is_short or projection.piece is not None or is_exporting()
+        # An exported program, and all processes of sequence parallelism, use one order for all lengths.
+        if is_exporting() or projection.piece is not None:
+            return True
+        return projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
         self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
@@ -152,7 +147,7 @@ class ProjectedAttention(nn.Module):
         if first or self.sliding_window:  # the tokens that queries see; no others are mapped
             some = slice(None if self.sliding_window else first)
             tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
-            near = Neighbours(*tokens, self.sliding_window, lengths, query_len=key.shape[1])
+            near = Neighbours(*tokens, self.sliding_window, lengths)
         rest = _lengths_after(lengths, first)
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
@@ -162,10 +157,10 @@ class ProjectedAttention(nn.Module):
             compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
             key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
             value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-            heads = self.num_heads
-            return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), rest)
+            key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
+            return _slots_of(compressed, key_slots, value_slots, rest)
 
-        slots = _for_heads(compress, dims)
+        slots = Slots.for_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
 
     def _mapped_then_compressed(
@@ -181,7 +176,7 @@ class ProjectedAttention(nn.Module):
             self._mapped(self.v_proj, value),
             lengths,
             source=key[:, self.global_tokens :],
-            projected_dim=self._fewer_slots,
+            projected_dim=self.projected_dim,
             sliding_window=self.sliding_window,
             global_tokens=self.global_tokens,
             biases=biases,
@@ -195,26 +190,6 @@ class ProjectedAttention(nn.Module):
     def is_full(self) -> bool:
         """Whether this is full attention (equation 2)."""
         return isinstance(self.projection, FullAttention)
-
-    @property
-    def projected_dim(self) -> int | Sequence[int] | None:
-        """k, or a list with the k of each head if they differ; None with full attention.
-
-        Set it to run with fewer slots than the projection has; set None to use all of them again.
-        """
-        if self._fewer_slots is not None or self.is_full:
-            return self._fewer_slots
-        projection = inside(self._projection())
-        return projection.projected_dim if projection.uniform else list(projection.head_dims)
-
-    @projected_dim.setter
-    def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
-        if projected_dim is not None:
-            # A shared projection, or one wrapped by an adapter, checks the number at each call.
-            known = self.projection
-            check = known.checked_slots if isinstance(known, SequenceProjection) else slots_by_head
-            check(projected_dim, self.num_heads)
-        self._fewer_slots: int | Sequence[int] | None = projected_dim
 
     def _projection(self) -> nn.Module:
         """E and F, looked up at every call so that a replacement is used."""
@@ -256,7 +231,8 @@ def project_heads(
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
-        return tokens_as_slots(key, value, lengths)
+        padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
+        return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
     rest = _lengths_after(lengths, first)
     keys, values = (
         tokens[:, :, first:] if bias is None else zero_padding(tokens[:, :, first:] - bias, rest)
@@ -270,25 +246,8 @@ def project_heads(
         value_slots = compressed.value if value_bias is None else compressed.value + value_bias
         return _slots_of(compressed, key_slots, value_slots, rest)
 
-    near = Neighbours(key, value, sliding_window, lengths, query_len=key.shape[2])
-    return _with_tokens(_for_heads(compress, dims), near, first, declared)
-
-
-def tokens_as_slots(
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
-    lengths: Int[Tensor, " batch"] | None,
-) -> Slots:
-    """Full attention (equation 2): each token is its own slot."""
-    empty = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
-    return Slots(key, value, empty, projected=False)
-
-
-def _for_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-    """The slots of heads with these numbers of slots."""
-    if len(set(dims)) == 1:
-        return compress(dims[0])
-    return Slots.by_head({number: compress(number) for number in {*dims}}, dims)
+    near = Neighbours(key, value, sliding_window, lengths)
+    return _with_tokens(Slots.for_heads(compress, dims), near, first, declared)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:

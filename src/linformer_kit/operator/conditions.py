@@ -1,4 +1,8 @@
-"""What may be asked of tensors, modules and the running code before a value is read or a faster way is taken."""
+"""What may be asked of tensors, modules and the running code before a value is read or a faster way is taken.
+
+All names of torch that are not public and that `operator` uses are here and in `kernels.processor`, tested with torch
+2.13. A new torch is checked there.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_modules
 
 from linformer_cli.errors import InputError
-from linformer_kit.operator import private
 
 _PLAIN = contextvars.ContextVar("plain", default=False)
 _KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
@@ -31,7 +37,7 @@ def plain() -> Iterator[None]:
 
 def must_be_plain() -> bool:
     """Whether `plain` is active, or the code is being traced, compiled or transformed (`torch.func`)."""
-    return is_transformed() or private.forward_mode_is_active() or _PLAIN.get()
+    return is_transformed() or forward_ad._current_level >= 0 or _PLAIN.get()
 
 
 def is_exporting() -> bool:
@@ -44,8 +50,8 @@ def is_transformed() -> bool:
     return (
         torch.compiler.is_compiling()  # or exporting
         or torch.jit.is_tracing()
-        or private.functorch_is_active()
-        or private.make_fx_is_active()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # `make_fx`
     )
 
 
@@ -64,26 +70,33 @@ def has_values(tensor: Tensor) -> bool:
 
     On an accelerator, reading values waits for all queued work.
     """
-    if is_transformed() or private.is_fake(tensor):
+    if is_transformed() or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
         return False
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def values_are_cheap(tensor: Tensor) -> bool:
     """Whether values may be read and are in CPU memory, so that a check of them costs almost nothing."""
-    return tensor.device.type == "cpu" and not private.is_fake(tensor) and not is_transformed()
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor) and not is_transformed()
 
 
-def require_in_trace(condition: Tensor, message: str) -> None:
-    """Check a condition when compiled code runs, with a RuntimeError if it fails; outside compilation do nothing."""
-    if torch.compiler.is_compiling() and not private.functorch_is_active():
-        private.assert_when_run(condition, message)
+def require(condition: Tensor, message: str) -> None:
+    """Check what no later error would show; also on an accelerator, and in compiled code when it runs.
+
+    Raises:
+        InputError: with the message; a RuntimeError when compiled code runs.
+    """
+    if has_values(condition):
+        if not condition:
+            raise InputError(message)
+    elif torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        torch._assert_async(condition, message)
 
 
 def is_ordinary(tensor: Tensor, device: str = "cpu") -> bool:
     """Whether a tensor is a plain tensor of a kind of device: no subclass, no functorch batch."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device
-    return is_plain and not private.is_batch_of_gradients(tensor)
+    return is_plain and not torch._C._functorch.is_legacy_batchedtensor(tensor)  # of `is_grads_batched`
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -93,12 +106,13 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has its own hooks, or a `forward` that replaces that of its class."""
-    return private.has_hooks(module) or "forward" in module.__dict__
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__
 
 
 def is_replaced(module: nn.Module) -> bool:
     """Whether a module must be called so that hooks or a replaced `forward` run; global hooks count too."""
-    return has_hooks(module) or private.has_global_hooks()
+    return has_hooks(module) or torch_modules._has_any_global_hook()
 
 
 def may_need_whole(module: nn.Module) -> bool:

@@ -15,16 +15,15 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
-from linformer_kit.operator import checks
+from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import has_values, require_in_trace
-from linformer_kit.operator.padding import put_back, right_padded, take_positions
-from linformer_kit.operator.projections import PROJECTIONS, FullAttention, SequenceProjection, build_projection
-from linformer_kit.operator.slots import Order
+from linformer_kit.operator.conditions import require
+from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
+from linformer_kit.operator.projections import BIAS_ORDERS, FullAttention, SequenceProjection, build_projection
+from linformer_kit.operator.projections.sizes import is_integer
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3
-_FUSED = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 class NotFused:
@@ -51,10 +50,10 @@ class LinformerAttention(ProjectedAttention):
         projected_dim: Number of slots, at most max_seq_len, or a list with one number per head. Required if
             `projection` is a name; with a module, at most its number of slots.
         sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise`, build one projection
-            module and pass it to every layer. With a module, sharing, projection_initializer and shorter_input must
-            equal those of the module, if given.
+            module and pass it to every layer.
         projection: Name of a projection (`operator.projections.PROJECTIONS`), or a module, which may be shared with
-            other layers, or None: full attention (equation 2).
+            other layers and has its own max_seq_len, sharing, projection_initializer and shorter_input, or None: full
+            attention (equation 2).
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
             `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
@@ -102,11 +101,8 @@ class LinformerAttention(ProjectedAttention):
         global_tokens: int = 0,
         batch_first: bool = True,
     ) -> None:
-        checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
-        checks.check_count("sliding_window", sliding_window)
-        checks.check_count("global_tokens", global_tokens)
+        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
         if isinstance(projection, str):
-            _check_lengths(projection, max_seq_len, projected_dim)
             projection = build_projection(
                 projection,
                 seq_len=max_seq_len,
@@ -121,7 +117,11 @@ class LinformerAttention(ProjectedAttention):
         elif projection is None:
             projection, projected_dim = FullAttention(num_heads), None
         else:
-            checks.check_module(projection, max_seq_len, sharing, shorter_input, projection_initializer)
+            is_module, kind = isinstance(projection, SequenceProjection), type(projection).__name__
+            _require(is_module, "projection", "a name, a projection module or None", kind)
+            given = (max_seq_len, sharing, shorter_input, projection_initializer)
+            names = "max_seq_len, sharing, shorter_input, projection_initializer"
+            _require(given == (None,) * 4, names, "None, since the projection module has them", given)
             projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
@@ -174,8 +174,11 @@ class LinformerAttention(ProjectedAttention):
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
                 slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
-        checks.reject_masks_over_pairs(attn_mask, is_causal)
-        checks.check_dimensions(query, key, value)
+        if attn_mask is not None or is_causal:
+            raise InputError(
+                f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
+                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+            )
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
         def batch_first(sequence: Tensor) -> Tensor:
@@ -184,9 +187,11 @@ class LinformerAttention(ProjectedAttention):
         query, key, value = _each_once(batch_first, query, key, value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
         query, key, value, lengths, order = self._right_padded(query, key, value, mask)
-        output, weights = super().forward(query, key, value, lengths, need_weights, order)
-        if order is not None and order.queries:
-            output = put_back(output, order.positions)
+        output, weights = super().forward(query, key, value, lengths, need_weights)
+        if self._moves_queries:
+            output = put_back(output, order)
+        if weights is not None:
+            weights = put_back_weights(weights, order, queries=self._moves_queries, columns=self.is_full)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         if is_single:
@@ -195,48 +200,83 @@ class LinformerAttention(ProjectedAttention):
 
     def _right_padded(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Order | None]:
-        """The checked inputs, real tokens first and zeros at padding; the lengths; and where the tokens stood.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The checked inputs, real tokens first and zeros at padding; the lengths; and the order (`right_padded`).
 
         Identical tensors stay identical, so that work is done once.
         """
-        checks.check_keys(key, value, self.embed_dim)
-        checks.check_query(query, key, self.embed_dim)
-        is_windowed = self.sliding_window > 0 and not self.is_full
-        if is_windowed:
-            checks.check_as_many_queries(query.shape[1], key.shape[1])
+        _check_inputs(query, key, value, self.embed_dim, self._moves_queries)
         if mask is None:
             return query, key, value, None, None
-        if isinstance(mask, Tensor) and mask.is_floating_point():
+        if mask.is_floating_point():
             mask = padding_from_scores("key_padding_mask", mask)
-        checks.check_padding_mask(mask, key)
+        shape = list(key.shape[:2])
+        fits = mask.dtype == torch.bool and list(mask.shape) == shape
+        got = f"{mask.dtype} {list(mask.shape)}"
+        _require(fits, "key_padding_mask", f"bool {shape}, True where padded", got)
         # Before anything reads padding: else the backward pass would compute zero times NaN.
         zero = functools.partial(Tensor.masked_fill, mask=mask[..., None], value=0.0)
         is_key = query is key  # other queries may be of another length
         key, value = _each_once(zero, key, value)
         query = key if is_key else query
-        positions, lengths = right_padded(mask)
-        if positions is None:
-            return query, key, value, lengths, None
-        move = functools.partial(take_positions, positions=positions)
-        if is_windowed:
-            query, key, value = _each_once(move, query, key, value)
-        else:
-            key, value = _each_once(move, key, value)
-        return query, key, value, lengths, Order(positions, queries=is_windowed, columns=self.is_full)
+        order, lengths = right_padded(mask)
+        if order is not None:
+            move = functools.partial(take_positions, positions=order)
+            if self._moves_queries:
+                query, key, value = _each_once(move, query, key, value)
+            else:
+                key, value = _each_once(move, key, value)
+        return query, key, value, lengths, order
+
+    @property
+    def _moves_queries(self) -> bool:
+        """Whether queries are tokens of the keys, and moved with them: with neighbours."""
+        return self.sliding_window > 0 and not self.is_full
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        split_fused_weights(state_dict, prefix, self)
+        if (
+            prefix + "in_proj_weight" in state_dict
+        ):  # of an `nn.MultiheadAttention`, which has no E and F: ours are kept
+            for kind in ("weight", "bias"):
+                fused = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+                for name, part in zip("qkv", () if fused is None else fused.chunk(3), strict=False):
+                    state_dict[f"{prefix}{name}_proj.{kind}"] = part
+            for name, tensor in cast(nn.Module, self.projection).state_dict(prefix=f"{prefix}projection.").items():
+                if not tensor.is_meta:
+                    state_dict[name] = tensor
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-def _check_lengths(projection: str, max_seq_len: int | None, projected_dim: Any) -> None:
-    """Reject a missing n or k of a projection by name."""
-    bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
-    if projected_dim is None and not bounded:
-        raise InputError("projected_dim: expected a number, got None")
-    if projected_dim is None or (max_seq_len is None and bounded):
-        raise InputError("max_seq_len and projected_dim: expected a number each, got None")
+def _require(condition: bool, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got if isinstance(got, str) else repr(got)}")
+
+
+def _check_sizes(
+    embed_dim: int, num_heads: int, dropout: float, bias_order: str, sliding_window: int, global_tokens: int
+) -> None:
+    is_width = is_integer(embed_dim) and embed_dim > 0
+    _require(is_width, "embed_dim", "a positive integer", embed_dim)
+    is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
+    _require(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
+    _require(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
+    _require(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
+    for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
+        is_count = is_integer(count) and 0 <= count <= LONGEST
+        _require(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
+
+
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, is_windowed: bool) -> None:
+    """Reject shapes that do not fit the layer or each other."""
+    shapes = [list(tensor.shape) for tensor in (query, key, value)]
+    fits = all(len(shape) == 3 and shape[2] == embed_dim for shape in shapes)
+    _require(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", str(shapes))
+    fits = key.shape == value.shape and query.shape[0] == key.shape[0]
+    _require(fits, "query, key, value", "one batch size, and one length of key and value", str(shapes))
+    has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
+    _require(has_positions, "key", "at least one position", "none")
+    fits = not is_windowed or query.shape[1] == key.shape[1]
+    _require(fits, "query, key", "one length with sliding_window", f"{query.shape[1]} and {key.shape[1]}")
 
 
 def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:
@@ -258,65 +298,23 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
         f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
         "got other numbers"
     )
-    fits = ((mask == 0) | (mask <= _HIDES)).all()
-    if not has_values(mask):
-        require_in_trace(fits, message)
-    elif not fits:
-        raise InputError(message)
+    require(((mask == 0) | (mask <= _HIDES)).all(), message)
     return mask != 0
 
 
-def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.Module) -> None:
-    """Rename the entries of an `nn.MultiheadAttention` in a state dict, in-place, to those of `LinformerAttention`.
-
-    It has no E and F, so those of the module are kept.
-
-    Args:
-        state_dict: The state dict to load.
-        prefix: Prefix of the attention's entries.
-        attention: The module to load into.
-    """
-    given = {name: state_dict.pop(prefix + name) for name in _FUSED if prefix + name in state_dict}
-    if not given:
-        return
-    if "in_proj_weight" in given:
-        weights = given["in_proj_weight"].chunk(3)
-    else:
-        weights = tuple(given[f"{map_}_proj_weight"] for map_ in "qkv" if f"{map_}_proj_weight" in given)
-    biases = given["in_proj_bias"].chunk(3) if given.get("in_proj_bias") is not None else ()
-    for kind, parts in (("weight", weights), ("bias", biases)):
-        for map_, part in zip("qkv", parts, strict=False):
-            state_dict[f"{prefix}{map_}_proj.{kind}"] = part
-    for name, tensor in attention.state_dict().items():
-        if name.startswith("projection.") and not tensor.is_meta:
-            state_dict.setdefault(prefix + name, tensor)
-
-
-def reject_other_layout(container: nn.Module, name: str, attention: Any) -> None:
+def _check_layout(container: nn.Module, name: str, module: nn.Module | None) -> None:
     """Reject an attention that replaces torch's but has another `batch_first`.
 
     No other check would find this error: the shapes fit, and samples would be mixed as if they were positions.
-
-    Raises:
-        InputError: with the required layout.
     """
-    replaced = container._modules.get(name)
-    if getattr(replaced, "batch_first", attention.batch_first) != attention.batch_first:
+    attention = getattr(module, "_orig_mod", module)  # the module wrapped by `torch.compile`
+    expected = getattr(container._modules.get(name), "batch_first", None)
+    if isinstance(attention, LinformerAttention) and expected not in (None, attention.batch_first):
         raise InputError(
-            f"{name}: expected batch_first={not attention.batch_first}, as the attention that it replaces in "
+            f"{name}: expected batch_first={expected}, as the attention that it replaces in "
             f"{type(container).__name__}, got {attention.batch_first}: create both with the same batch_first"
         )
 
 
-def register_layout_check(kind: type[nn.Module]) -> None:
-    """Run `reject_other_layout` on every assignment of a module of this class to an attribute of another module."""
-
-    def check(container: nn.Module, name: str, submodule: nn.Module | None) -> None:
-        submodule = getattr(submodule, "_orig_mod", submodule)  # the module wrapped by `torch.compile`
-        if isinstance(submodule, kind):
-            reject_other_layout(container, name, submodule)
-
-    torch.nn.modules.module.register_module_module_registration_hook(check)
-
-
-register_layout_check(LinformerAttention)
+# Runs on every assignment of a module to an attribute of another module.
+torch.nn.modules.module.register_module_module_registration_hook(_check_layout)

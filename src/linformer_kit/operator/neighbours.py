@@ -35,7 +35,6 @@ class Neighbours(NamedTuple):
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
     offset: int = 0  # position of the first token, if these are a piece of a sequence
-    query_len: int = 0  # number of the queries
 
     @property
     def before(self) -> int:
@@ -86,7 +85,7 @@ class Neighbours(NamedTuple):
 
     def of_rows(self, rows: slice) -> Neighbours:
         """The neighbours of some of the queries."""
-        return self._replace(first=self.first + rows.start, query_len=rows.stop - rows.start)
+        return self._replace(first=self.first + rows.start)
 
 
 class Blocks(NamedTuple):
@@ -147,13 +146,10 @@ class Blocks(NamedTuple):
         mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
     ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
         """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
-        scale = self.query.shape[-1] ** -0.5
-        of_slots = masked_scores((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
-        of_slots = of_slots.unflatten(2, self.query.shape[2:4])
-        if self.unseen is not None:
-            of_slots = of_slots + F.pad(self.unseen, (0, key.shape[2] - self.unseen.shape[-1]))
-        of_seen = masked_scores(_products(self.query, self.key.transpose(-2, -1)) * scale, self.sees[:, None])
-        weights = torch.cat([of_slots, of_seen], dim=-1).softmax(dim=-1)
+        query = self.query * self.query.shape[-1] ** -0.5
+        of_slots = (query.flatten(2, 3) @ key.transpose(-2, -1)).unflatten(2, query.shape[2:4])
+        scores = torch.cat([of_slots, _products(query, self.key.transpose(-2, -1))], dim=-1)
+        weights = (scores + self.bias(mask, key.shape[2], scores.dtype)).softmax(dim=-1)
         return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
 
     def product(
@@ -184,7 +180,7 @@ class Blocks(NamedTuple):
     ) -> Float[Tensor, "... blocks rows columns"]:
         """What is added to the scores of slots and tokens: -inf where they are not seen, and `unseen`."""
         of_tokens = torch.zeros(self.sees.shape, dtype=dtype, device=self.sees.device)
-        of_tokens = of_tokens.masked_fill_(~self.sees, -math.inf)[:, None]
+        of_tokens = of_tokens.where(self.sees, -math.inf)[:, None]
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=self.sees.device)
         if self.unseen is not None:
             of_slots = F.pad(self.unseen.to(dtype), (0, slots - self.unseen.shape[-1]))
@@ -229,14 +225,6 @@ def log_unseen(
     wide = torch.promote_types(dtype, torch.float32)
     count = (high - low).clamp(min=1)
     return ((count - both).to(wide).log() - count.to(wide).log()).to(dtype)
-
-
-def masked_scores(
-    scores: Float[Tensor, "batch heads *rows last"],
-    mask: Bool[Tensor, "batch_or_1 heads_or_1 ... last"] | None,
-) -> Float[Tensor, "batch heads *rows last"]:
-    """Scores with a mask, True where a key may be attended to; None: unchanged."""
-    return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 
 
 def _products(

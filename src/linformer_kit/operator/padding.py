@@ -63,6 +63,21 @@ def put_back(
     return hidden if order is None else take_positions(hidden, order.sort(dim=1).indices)
 
 
+def put_back_weights(
+    weights: Float[Tensor, "batch heads query_len columns"],
+    order: Int[Tensor, "batch seq_len"] | None,
+    *,
+    queries: bool = True,
+    columns: bool = False,
+) -> Float[Tensor, "batch heads query_len columns"]:
+    """`put_back` for P̄: for its queries, and for its columns if they are tokens, as in full attention."""
+    if order is None:
+        return weights
+    if queries:
+        weights = put_back(weights.transpose(1, 2), order).transpose(1, 2)
+    return put_back(weights.movedim(3, 1), order).movedim(1, 3) if columns else weights
+
+
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
     """The mask, True where padded, of sequences that start with `lengths` real tokens."""
     return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]

@@ -49,35 +49,6 @@ def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) 
     return lambda rows: matrix[:, : len(rows)] @ rows
 
 
-def window_weights_reference(windows: Callable[[int], list[range]]) -> PlainWeights:
-    """Weights of slots that stand for windows of tokens: the share of its tokens that a query does not see.
-
-    Args:
-        windows: The tokens of each slot, from the number of real tokens.
-    """
-
-    def weights(length: int, seen: list[int]) -> Tensor:
-        shares = [len(set(window) - set(seen)) / len(window) for window in windows(length)]
-        return torch.tensor(shares, dtype=torch.float64)
-
-    return weights
-
-
-def dynamic_projection_reference(
-    rows: Float[Tensor, "real embed"], weight: Float[Tensor, "projected embed"]
-) -> PlainProjection:
-    """The dynamic projection of one sequence, X → Pᵀ·X with P = softmax(rows·W_P) over the positions.
-
-    Args:
-        rows: The real tokens of the input of the keys.
-        weight: W_Pᵀ of a head.
-
-    Source: Zhu et al. 2021 (Long-Short Transformer), "Long-range attention via dynamic projections".
-    """
-    weights = F.linear(rows, weight).softmax(dim=0)
-    return lambda mapped: weights.T @ mapped
-
-
 def linformer_attention_reference(
     query: Float[Tensor, "batch query_len embed"],
     key: Float[Tensor, "batch seq_len embed"],

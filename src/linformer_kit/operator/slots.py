@@ -11,7 +11,7 @@ Axes, in the whole of `operator`:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.neighbours import Blocks, Neighbours
-from linformer_kit.operator.padding import of_samples, put_back, take_positions
+from linformer_kit.operator.padding import of_samples
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -45,7 +45,6 @@ class Slots(NamedTuple):
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
     sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
-    projected: bool = True  # False with full attention, where each token is its own slot
 
     @property
     def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
@@ -55,13 +54,16 @@ class Slots(NamedTuple):
         return ~(self.empty & ~self.empty.all(dim=-1, keepdim=True))[:, :, None]
 
     @classmethod
-    def by_head(cls, by_number: Mapping[int, Slots], dims: Sequence[int]) -> Slots:
+    def for_heads(cls, compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
         """The slots of heads with different k: each head has its own first slots, and the others are empty.
 
         Args:
-            by_number: For each k, slots of all heads.
+            compress: Makes slots of all heads for a k.
             dims: k of each head.
         """
+        by_number = {k: compress(k) for k in {*dims}}
+        if len(by_number) == 1:
+            return by_number[dims[0]]
         of_heads = [by_number[k] for k in dims]
         missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
         keys, values, empty, sizes = [], [], [], []
@@ -99,11 +101,6 @@ class Slots(NamedTuple):
             sizes=real.long() if self.sizes is None else _joined(real.long(), self.sizes),
         )
 
-    def arranged(self) -> Slots:
-        """The same slots, with the memory layout for queries that run block by block."""
-        key, value = kernels.arranged(self.key, self.value) if self.projected else (self.key, self.value)
-        return self._replace(key=key, value=value)
-
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
         near = None if self.neighbours is None else self.neighbours.of_samples(samples).of_rows(rows)
@@ -121,36 +118,14 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first.expand(*shape, -1), second.expand(*shape, -1)], dim=2)
 
 
-class Order(NamedTuple):
-    """Where the tokens of P̄ stood before real ones were moved first."""
-
-    positions: Int[Tensor, "batch seq_len"]  # from `padding.right_padded`
-    queries: bool = True  # whether the queries were moved
-    columns: bool = False  # whether the columns are moved tokens, as in full attention
-
-    def of_caller(self, weights: Tensor) -> Tensor:
-        """P̄ with queries and columns where the caller has them."""
-        return self._moved(weights, put_back)
-
-    def real_first(self, weights: Tensor) -> Tensor:
-        """The inverse of `of_caller`."""
-        return self._moved(weights, take_positions)
-
-    def _moved(self, weights: Tensor, move: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if self.queries:
-            weights = move(weights.transpose(1, 2), self.positions).transpose(1, 2)
-        return move(weights.movedim(3, 1), self.positions).movedim(1, 3) if self.columns else weights
-
-
 def attend_slots(
     query: Float[Tensor, "batch heads query_len head_dim"],
     slots: Slots,
     *,
     dropout: float = 0.0,
     need_weights: bool = False,
-    order: Order | None = None,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention over the slots, and P̄ if requested, in an order of the caller.
+    """Attention over the slots, and P̄ if requested.
 
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
@@ -158,16 +133,9 @@ def attend_slots(
     near = slots.neighbours
     if need_weights:
         blocks = None if near is None else Blocks.of(query, near)
-        weights = used = _mapping(query, slots, blocks)
-        if order is not None:
-            weights = order.of_caller(weights)
-            used = order.real_first(weights)
-        return _product(F.dropout(used, dropout), slots, blocks), weights
-    # With gradients, the kernel for few keys is used for full attention too: flash attention's backward pass is slower
-    # on CPUs (docs/speed.md).
-    few = slots.projected or torch.is_grad_enabled()
-    output = kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout, few_keys=few)
-    return output, None
+        weights = _mapping(query, slots, blocks)
+        return _product(F.dropout(weights, dropout), slots, blocks), weights
+    return kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout), None
 
 
 def _mapping(query: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:

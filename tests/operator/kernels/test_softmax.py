@@ -12,9 +12,7 @@ from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
 from tests.operator.kernels.inputs import attention_inputs
 
-TRAINS_BY_PRODUCTS = pytest.mark.skipif(
-    not Processor.here().attends_in_blocks(1, 1, dropout=0.0, gradient=True), reason="not on this processor"
-)
+BY_PRODUCTS = pytest.mark.skipif(not Processor.here().attends_by_products, reason="not on this processor")
 BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
 
 
@@ -25,7 +23,7 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(kernel, "_ROWS", rows)
     monkeypatch.setattr(kernel, "_COLUMNS", 40 * together)
     monkeypatch.setattr(kernel, "_SCORES", together)
-    monkeypatch.setattr(kernel, "_prefers_products", lambda query, key, neighbours, dropout: not flash or dropout > 0)
+    monkeypatch.setattr(kernel, "_prefers_products", lambda query, neighbours, dropout: not flash or dropout > 0)
     monkeypatch.setattr(kernel, "_ALIGNED", 1)
 
 
@@ -130,7 +128,7 @@ def test_an_empty_batch_with_padding():
     assert output.shape == empty.grad.shape == (0, 9, 12)
 
 
-@TRAINS_BY_PRODUCTS
+@BY_PRODUCTS
 @pytest.mark.parametrize("spread", [1, 3, 9])
 @pytest.mark.parametrize("shape", [(1, 12, 700, 256, 64), (3, 3, 211, 67, 32), (2, 3, 61, 13, 24)])
 def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
@@ -152,20 +150,6 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
     for right, theirs, mine in zip(truth, plain, ours, strict=True):
         error, allowed = ((got.double() - right).square().mean().sqrt().item() for got in (mine, theirs))
         assert error <= 1.5 * allowed
-
-
-def test_dropout_by_its_definition():
-    """Each weight is 0 with the probability, on every axis; other seeds drop other weights."""
-    weights = torch.ones(3, 2, 4001, 97)
-    dropped = kernel._Dropout(0.3, seed=1)(weights) == 0
-    deviation = (0.3 * 0.7) ** 0.5
-    assert abs(dropped.double().mean() - 0.3) < 4 * deviation / dropped.numel() ** 0.5
-    for dim in ((0, 1, 2), (0, 1, 3), (2, 3)):
-        shares = dropped.double().mean(dim)
-        assert (shares - 0.3).abs().max() < 5 * deviation / (dropped.numel() / shares.numel()) ** 0.5
-    again, other = (kernel._Dropout(0.3, seed=seed)(weights) == 0 for seed in (1, 2))
-    assert torch.equal(again, dropped)
-    assert 0.05 < (dropped & other).double().mean() < 0.13
 
 
 def test_attention_weights_are_not_kept_for_the_backward_pass(monkeypatch):

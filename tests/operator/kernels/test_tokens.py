@@ -86,10 +86,10 @@ def test_inference_holds_the_hidden_states_once(small_blocks):
     """Of everything that grows with the text only the hidden states themselves are as large as they are."""
     model = model_of(max_position_embeddings=997, projected_dim=3, intermediate_size=131)
     ids = torch.randint(5, 101, (1, 997))
-    with torch.no_grad(), LargestTensor() as made:
+    with torch.no_grad(), LargestTensor() as largest:
         model(ids)
-    assert sorted(made.memories.values())[-1] == 997 * 33
-    assert sum(size > 997 * 33 // 2 for size in made.memories.values()) == 1
+    assert sorted(largest.memories.values())[-1] == 997 * 33
+    assert sum(size > 997 * 33 // 2 for size in largest.memories.values()) == 1
 
 
 def runs_in_blocks(monkeypatch, model, ids, **arguments):
@@ -144,7 +144,7 @@ def test_replaced_parts_run(small_blocks, what):
 def test_what_is_fast_is_used(monkeypatch):
     """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
-    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward", "arranged"):
+    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward"):
         real = getattr(kernels, name)
 
         def record(*inputs, real=real, name=name, **options):

@@ -59,9 +59,8 @@ def neighbours_case(dtype):
 
 
 @pytest.mark.parametrize("case", [linear_case, compress_case, attention_case, neighbours_case])
-def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype):
+def test_as_in_float32_and_rounded_once(case, dtype):
     """Gradients too; without gradients the same."""
-    monkeypatch.setattr(products, "_WIDE_TOKENS", 4)
     reference, ours, tensors = case(dtype)
     out = ours(*tensors)
     wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
@@ -69,9 +68,9 @@ def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype):
     direction = torch.randn_like(exact).to(dtype)
     gradients = torch.autograd.grad(out, tensors, direction)
     expected = torch.autograd.grad(exact, wide, direction.float())
-    for found, wanted in zip((out, *gradients), (exact, *expected), strict=True):
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.float(), wanted, rtol=ONE_ROUNDING[dtype], atol=1e-5)
+    for result, wanted in zip((out, *gradients), (exact, *expected), strict=True):
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.float(), wanted, rtol=ONE_ROUNDING[dtype], atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(ours(*tensors).float(), exact.detach(), rtol=ONE_ROUNDING[dtype], atol=1e-5)
 

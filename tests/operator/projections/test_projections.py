@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linformer_cli.settings import Projection
-from linformer_kit import InputError, RandomProjection
+from linformer_kit import InputError, MeanPoolProjection, RandomProjection
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
 from linformer_kit.operator.slots import split_heads
@@ -25,6 +25,11 @@ def test_random_entries_have_variance_one_over_k():
         assert torch.equal(projection.matrix[:, :n], old)
         assert projection.matrix[:, n:].std().item() == pytest.approx(k**-0.5, rel=0.02)
         assert not torch.equal(projection.matrix[:, n:], old)
+
+
+def test_means_of_large_numbers_do_not_overflow():
+    hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
+    assert torch.equal(MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5).means(hidden), hidden[:, :5])
 
 
 def test_kernels_start_as_scaled_means():
@@ -68,7 +73,7 @@ def test_the_names_on_the_command_line_are_the_names_in_the_code():
 def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
     """Which one is taken depends on sizes; gradients too."""
     torch.manual_seed(0)
-    made = build_projection(
+    projection = build_projection(
         "linear",
         seq_len=31,
         projected_dim=projected_dim,
@@ -80,13 +85,13 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
     ).double()
     lengths = torch.tensor([23, 1, 7])
     hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
-    found = {}
+    by_way = {}
     for spread in (True, False):
         monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
-        made.zero_grad()
+        projection.zero_grad()
         tokens = split_heads(hidden, 3)
-        slots = project_heads(made, tokens, tokens, lengths)
+        slots = project_heads(projection, tokens, tokens, lengths)
         ((slots.key**2).sum() + (slots.value**3).sum()).backward()
-        found[spread] = [slots.key, *(parameter.grad for parameter in made.parameters())]
-    for first, second in zip(found[True], found[False], strict=True):
+        by_way[spread] = [slots.key, *(parameter.grad for parameter in projection.parameters())]
+    for first, second in zip(by_way[True], by_way[False], strict=True):
         torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)

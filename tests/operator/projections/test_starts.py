@@ -10,7 +10,7 @@ import torch
 from linformer_kit import LinformerConfig
 from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
-from linformer_kit.operator.projections.windows import pooling_windows
+from linformer_kit.operator.projections.windows import MeanPoolProjection
 
 N, K, HEADS = 131, 17, 3
 
@@ -62,6 +62,10 @@ def test_spread_order_by_hand():
 
 def test_stretched_windows_are_as_wide_as_the_text_needs():
     """Not as the longest text needs: a text of 9 tokens costs a model of n 4,096 what it costs one of n 9."""
-    assert pooling_windows(4, 4096, 9, stretch=True).positions.shape == (1, 4, 3)
-    assert pooling_windows(4, 4096, 9, torch.tensor([3, 9]), stretch=True).positions.shape == (2, 4, 3)
-    assert pooling_windows(4, 4096, 0, stretch=True).positions.shape == (1, 0, 1)
+    projection = MeanPoolProjection(4096, 4, num_heads=1, shorter_input="stretch")
+    for seq_len, lengths, expected in (
+        (9, None, (1, 4, 3)),
+        (9, torch.tensor([3, 9]), (2, 4, 3)),
+        (0, None, (1, 0, 1)),
+    ):
+        assert projection.windows(seq_len, lengths, 4).positions.shape == expected

@@ -7,8 +7,7 @@ uses the plain operations, and so does code within `plain()`.
     linear, apply_linear, compress    X·Wᵀ + b for tensors, for a module, and E·X
     apply_feed_forward                two linear modules with GELU between them
     widened                           other products, in float32 where the processor has nothing better
-    attention, arranged               attention over few keys and a sliding window of tokens; the memory layout for it
-    window_means                      means of the tokens in windows
+    attention                         attention over few keys and a sliding window of tokens
     runs_in_blocks                    whether inference runs block by block over tokens
     blocks, block_tokens              the blocks and their size
     plain                             a context that disables these kernels
@@ -19,15 +18,13 @@ Axes as in `slots`.
 from linformer_kit.operator.conditions import plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
-from linformer_kit.operator.kernels.softmax import arranged, attention
+from linformer_kit.operator.kernels.softmax import attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, runs_in_blocks
-from linformer_kit.operator.kernels.windows import window_means
 
 __all__ = [
     "Processor",
     "apply_feed_forward",
     "apply_linear",
-    "arranged",
     "attention",
     "block_tokens",
     "blocks",
@@ -36,5 +33,4 @@ __all__ = [
     "plain",
     "runs_in_blocks",
     "widened",
-    "window_means",
 ]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from linformer_kit.operator.private import formats_of_onednn
+from torch import Tensor
 
 # The capabilities, as torch names them, with which products in a number format are fast: on x86, then on ARM.
 _INSTRUCTIONS = {
@@ -41,7 +40,7 @@ class Processor(NamedTuple):
             vectors=torch.backends.cpu.get_cpu_capability(),
             is_intel=_is_intel(),
             has_mkl=torch.backends.mkl.is_available(),
-            onednn=formats_of_onednn(),
+            onednn=_formats_of_onednn(),
         )
 
     def has_instructions(self, dtype: torch.dtype) -> bool:
@@ -55,28 +54,13 @@ class Processor(NamedTuple):
         return dtype in self.onednn and any(self.capabilities.get(name) for name in _INSTRUCTIONS[dtype])
 
     @property
-    def bfloat16_in_blocks(self) -> bool:
-        """Whether there are bfloat16 instructions that torch's flash attention does not use.
+    def attends_by_products(self) -> bool:
+        """Whether there are bfloat16 instructions that torch's flash attention does not use: those of AVX-512.
 
-        Measured with AVX-512. On processors with AMX, flash attention uses the AMX tiles.
+        With AMX, flash attention uses its tiles.
         """
         known = self.capabilities
         return bool(known.get("avx512_bf16")) and not known.get("amx_bf16") and torch.bfloat16 in self.onednn
-
-    @property
-    def flash_in_bfloat16(self) -> bool:
-        """Whether torch's flash attention is fast in bfloat16: it uses AMX."""
-        return bool(self.capabilities.get("amx_bf16")) and torch.bfloat16 in self.onednn
-
-    def attends_in_blocks(self, queries: int, keys: int, *, dropout: float, gradient: bool) -> bool:
-        """Whether batched products in bfloat16, over blocks of queries, are faster than flash attention.
-
-        With AMX they are in training only: with dropout, which flash attention lacks on CPUs, and for short texts and
-        few keys, as the backward pass of flash attention takes 64 queries at a time if there are fewer than 768.
-        """
-        if not self.flash_in_bfloat16:
-            return self.bfloat16_in_blocks
-        return dropout > 0 or (gradient and queries < 768 and keys <= 256)
 
     @property
     def onednn_is_faster(self) -> bool:
@@ -89,3 +73,18 @@ def _is_intel() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return "Intel" in platform.processor()
+
+
+def _formats_of_onednn() -> frozenset[torch.dtype]:
+    """The number formats that oneDNN supports; none if torch was built without it."""
+    onednn = torch.ops.mkldnn
+    if not (torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")):
+        return frozenset()
+    supported = {torch.float32: True, torch.bfloat16: onednn._is_mkldnn_bf16_supported()}
+    supported[torch.float16] = onednn._is_mkldnn_fp16_supported()
+    return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
+
+
+def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """X·Wᵀ + 1·b by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")

@@ -16,12 +16,9 @@ from linformer_kit.operator.conditions import (
     must_be_plain,
     needs_gradient,
 )
-from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.tokens import blocks
-from linformer_kit.operator.private import onednn_linear
+from linformer_kit.operator.kernels.processor import Processor, onednn_linear
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
-_WIDE_TOKENS = 4096  # tokens that are in float32 at one time
 
 
 def linear(
@@ -31,45 +28,24 @@ def linear(
 ) -> Float[Tensor, "*rows out"]:
     """X·Wᵀ + 1·b.
 
-    In float32, uses oneDNN if torch's default, MKL, does not use AVX-512. In bfloat16, torch uses oneDNN itself, but
-    writes the bias into the result first and adds it from there; without gradients this calls oneDNN directly. In a
-    format that the processor has no instructions for, computes in float32 and rounds once.
+    In float32, uses oneDNN if torch's default, MKL, does not use AVX-512. In a format that the processor has no
+    instructions for, computes in float32 and rounds once.
     """
     wide = widens(inputs, weight, bias)
     if not wide and not _suits_onednn(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
     if needs_gradient(inputs, weight, bias):
-        return (_Linear.apply if wide or inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
+        return _Linear.apply(inputs, weight, bias)
     if wide:
         return linear(*in_float32(inputs, weight, bias)).to(inputs.dtype)
     return onednn_linear(inputs, weight, bias)
 
 
-def linear_gelu(
-    inputs: Float[Tensor, "*rows columns"],
-    weight: Float[Tensor, "out columns"],
-    bias: Float[Tensor, " out"] | None = None,
-) -> Float[Tensor, "*rows out"]:
-    """GELU(X·Wᵀ + 1·b), exact; without gradients it is fused into the product if `linear` would use oneDNN."""
-    if needs_gradient(inputs, weight, bias):
-        return F.gelu(linear(inputs, weight, bias))
-    if widens(inputs, weight, bias):
-        return linear_gelu(*in_float32(inputs, weight, bias)).to(inputs.dtype)
-    if not _suits_onednn(inputs, weight, bias):
-        return F.gelu(linear(inputs, weight, bias))
-    return onednn_linear(inputs, weight, bias, gelu=True)
-
-
-def apply_linear(
-    module: nn.Module, inputs: Float[Tensor, "*rows columns"], *, gelu: bool = False
-) -> Float[Tensor, "*rows out"]:
-    """Apply a linear module, and GELU if requested.
-
-    Uses `linear` or `linear_gelu` for a plain `nn.Linear`; other modules, and those with hooks, are called.
-    """
+def apply_linear(module: nn.Module, inputs: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows out"]:
+    """Apply a linear module: a plain `nn.Linear` by `linear`; other modules, and those with hooks, are called."""
     if must_be_plain() or type(module) is not nn.Linear or is_replaced(module):
-        return F.gelu(module(inputs)) if gelu else module(inputs)
-    return (linear_gelu if gelu else linear)(inputs, module.weight, module.bias)
+        return module(inputs)
+    return linear(inputs, module.weight, module.bias)
 
 
 def apply_feed_forward(
@@ -77,11 +53,9 @@ def apply_feed_forward(
 ) -> Float[Tensor, "*rows out"]:
     """second(GELU(first(inputs))) for two linear modules, called as by `apply_linear`.
 
-    Without gradients GELU may be fused into the first product. With gradients, only the input of GELU is kept for the
-    backward pass, which computes its output, as large, again: of a layer that is a quarter of all it would keep.
+    With gradients, only the input of GELU is kept for the backward pass, which computes its output, as large, again: of
+    a layer that is a quarter of all it would keep.
     """
-    if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
-        return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
     activated = F.gelu(hidden)
     if must_be_plain() or not activated.is_contiguous():
@@ -106,25 +80,12 @@ def compress(
     """E·X of each sequence, with one E for all sequences or one for each.
 
     Uses `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to compute one product of all sequences.
-    In a format that the processor has no instructions for, computes in float32 and rounds once; without gradients for
-    one block of tokens after the other, since a copy of all of them would be twice as large as they are.
     """
     if must_be_plain() or len(hidden) == 0:
         return matrix @ hidden
     if matrix.dim() == 2 and _suits_onednn(matrix, hidden[0].T):
         return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
-    if not widens(matrix, hidden) or needs_gradient(matrix, hidden):
-        return widened(_product, matrix, hidden)
-    batch, length, embed = hidden.shape
-    matrix = matrix.expand(batch, -1, -1)
-    out = hidden.new_zeros(batch, matrix.shape[1], embed, dtype=torch.float32)
-    for samples, rows in blocks(batch, length, _WIDE_TOKENS):
-        out[samples].baddbmm_(matrix[samples, :, rows].float(), hidden[samples, rows].float())
-    return out.to(hidden.dtype)
-
-
-def _product(matrix: Tensor, hidden: Tensor) -> Tensor:
-    return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+    return widened(lambda matrix, hidden: torch.bmm(matrix.expand(len(hidden), -1, -1), hidden), matrix, hidden)
 
 
 def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
@@ -156,14 +117,12 @@ def in_float32(*tensors: Tensor | None) -> Iterator[Any]:
 
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether the product is large, in float32, and faster by oneDNN: twice as fast on AMD's AVX-512."""
     return (
         inputs.device.type == "cpu"
         and not must_be_plain()
-        and inputs.dtype == weight.dtype
-        and (
-            (inputs.dtype == torch.float32 and Processor.here().onednn_is_faster)
-            or (inputs.dtype == torch.bfloat16 and bias is not None and Processor.here().bfloat16_in_blocks)
-        )
+        and inputs.dtype == weight.dtype == torch.float32
+        and Processor.here().onednn_is_faster
         and is_ordinary(inputs)
         and is_ordinary(weight)
         and inputs.dim() > 1

@@ -5,17 +5,15 @@ rows are cut into blocks, whose columns are the slots and all tokens that any of
 part is computed again in the backward pass, so that no P̄ is kept. Few large calls, because each operation waits for
 the slowest core, which costs most where other processes use the cores too.
 
-Products gain a quarter of a layer on AVX-512 with bfloat16, where flash attention does without the instructions; parts
-with neighbours gain up to 1.4 times on AVX2 in float32, and on a GPU flash attention over the blocks of neighbours
-saves the scores (docs/speed.md). The plain operations are
-`F.scaled_dot_product_attention` and `neighbours.Blocks`.
+Products gain a quarter of a layer on AVX-512 with bfloat16, whose instructions flash attention does not use; parts with
+neighbours gain up to 1.4 times on AVX2 in float32, and 2.6 times in a MiniLM on a GPU, where the plain operations keep
+the scores (docs/speed.md). The plain operations are `F.scaled_dot_product_attention` and `neighbours.Blocks`.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +43,6 @@ def attention(
     neighbours: Neighbours | None = None,
     *,
     dropout: float = 0.0,
-    few_keys: bool = True,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
     """softmax(Q·Kᵀ/√d)·V in one softmax with the neighbours, without the whole query_len × keys matrix in memory.
 
@@ -54,29 +51,27 @@ def attention(
 
     Args:
         query: Queries, in the order of the neighbours.
-        key: Keys of the slots; fastest in the layout of `arranged`.
-        value: Values of the slots, likewise.
+        key: Keys of the slots.
+        value: Values of the slots.
         mask: True where a slot may be attended to; at least one slot in each sequence.
         neighbours: Keys and values of the tokens that queries see besides.
         dropout: Dropout on the weights.
-        few_keys: Whether products may be used without neighbours; otherwise flash attention.
     """
     tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
-    on_cpu = _runs_on(tensors, "cpu") and 0 <= dropout < 1
-    if neighbours is not None and not (on_cpu or _runs_on(tensors, "cuda")):
+    on_cpu = _runs_on("cpu", tensors) and 0 <= dropout < 1
+    if neighbours is not None and not (on_cpu or _runs_on("cuda", tensors)):
         plain = Blocks.of(query, neighbours)
         of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
         return plain.product(of_slots, of_seen, value)
-    by_products = on_cpu and few_keys and _prefers_products(query, key, neighbours, dropout)
+    by_products = on_cpu and _prefers_products(query, neighbours, dropout)
     if neighbours is None and not by_products:
         return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
 
     samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
-    attend = functools.partial(_attend, by_products=by_products, dropout=0.0 if by_products else dropout)
+    function = _products if by_products else F.scaled_dot_product_attention
+    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout))
     if needs_gradient(*tensors):
-        has_seed = by_products or not dropout
-        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=not has_seed)
-    seeds = itertools.count(int(torch.randint(1 << 62, (), device="cpu")) if by_products and dropout else 0)
+        attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=dropout > 0)
     contexts = []
     # Split, not sliced: in the backward pass each slice becomes a tensor of the whole size.
     for group, (queries, keys, values, *tokens) in enumerate(
@@ -87,40 +82,28 @@ def attention(
         of_group = []
         for part, of_part in enumerate(queries.split(rows, dim=2)):
             seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
-            drop = _Dropout(dropout, next(seeds)) if by_products and dropout else None
-            of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen, drop))
+            of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen))
         contexts.append(torch.cat(of_group, dim=1))
     return torch.cat(contexts).transpose(1, 2)
 
 
-def arranged(
-    key: Float[Tensor, "batch heads keys head_dim"], value: Float[Tensor, "batch heads keys head_dim"]
-) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
-    """Copy keys and values to the memory layout that is fastest for repeated calls of `attention`."""
-    if _runs_on([key, value], "cpu") and _prefers_products(key, key, None, 0.0):
-        return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
-    return key.contiguous(), value.contiguous()
-
-
-def _runs_on(tensors: Sequence[Tensor], device: str) -> bool:
+def _runs_on(device: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether ordinary tensors of one format are on a kind of device."""
     dtype = tensors[0].dtype
     return (
-        not must_be_plain()
+        tensors[0].device.type == device
+        and not must_be_plain()
         and all(is_ordinary(tensor, device) and tensor.dtype == dtype for tensor in tensors)
         and (not torch.is_autocast_enabled(device) or dtype == torch.get_autocast_dtype(device))
     )
 
 
-def _prefers_products(query: Tensor, key: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
+def _prefers_products(query: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
     """Whether batched products are faster than flash attention."""
     here, is_bfloat16 = Processor.here(), query.dtype == torch.bfloat16
-    if neighbours is not None:
-        return dropout > 0 or (is_bfloat16 and here.bfloat16_in_blocks)
-    return (
-        is_bfloat16
-        and bool(torch.backends.mkldnn.enabled)
-        and here.attends_in_blocks(query.shape[2], key.shape[2], dropout=dropout, gradient=needs_gradient(query, key))
-    )
+    if neighbours is not None and dropout > 0:  # flash attention has no dropout on CPUs
+        return True
+    return is_bfloat16 and here.attends_by_products and bool(torch.backends.mkldnn.enabled)
 
 
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
@@ -128,7 +111,7 @@ def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_prod
     _, heads, length, head_dim = query.shape
     block_rows, columns = (1, slots) if neighbours is None else _block_size(length, slots, neighbours.window)
     keys = _COLUMNS if query.device.type == "cpu" else _COLUMNS_ON_GPU
-    most = _SCORES // (heads * columns) if by_products else keys * block_rows // (heads * head_dim * columns)
+    most = (_SCORES if by_products else keys * block_rows // head_dim) // (heads * columns)
     parts = -(-length // max(block_rows, most))
     rows = -(-length // max(1, parts) // block_rows) * block_rows
     return max(1, most // max(1, length)), max(1, rows)
@@ -141,48 +124,29 @@ def _block_size(length: int, slots: int, window: int) -> tuple[int, int]:
 
 
 def _attend(
+    function: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     neighbours: Neighbours | None,
-    drop: _Dropout | None,
-    *,
-    by_products: bool,
-    dropout: float,
 ) -> Tensor:
-    """The context of a part, `[samples, rows, heads, head_dim]`."""
+    """The context of a part, `[samples, rows, heads, head_dim]`, by a function with the arguments of SDPA.
+
+    With neighbours, each block of rows has its own columns: the slots, and the tokens that its rows see.
+    """
     if neighbours is None:
-        return _products(query, key, value, mask, drop).transpose(1, 2)
-    return _with_neighbours(query, key, value, mask, neighbours, by_products, drop, dropout)
-
-
-def _with_neighbours(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    neighbours: Neighbours,
-    by_products: bool,
-    drop: _Dropout | None,
-    dropout: float,
-) -> Tensor:
-    """The context of rows over the slots and the tokens that they see: one row of columns for each block of rows."""
+        return function(query, key, value, mask).transpose(1, 2)
     given, slots = query.dtype, key.shape[2]
     dtype = torch.float32 if widens(query) else given
     query, key, value = (each.to(dtype) for each in (query, key, value))
     neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
     rows, columns = _block_size(query.shape[2], slots, neighbours.window)
     near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
-    keys, values = _columns(key, near.key), _columns(value, near.value)
-    in_given = by_products or query.device.type != "cpu"
-    bias = near.bias(mask, slots, dtype if in_given else torch.promote_types(dtype, torch.float32))
+    # On a CPU flash attention takes float32 beside bfloat16, on a GPU the format of the queries only.
+    bias = near.bias(mask, slots, torch.promote_types(dtype, torch.float32) if query.device.type == "cpu" else dtype)
     bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
-    queries = _blocks_first(near.query)
-    if by_products:
-        context = _products(queries, keys, values, None, drop, bias)
-    else:
-        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+    context = function(_blocks_first(near.query), _columns(key, near.key), _columns(value, near.value), bias)
     context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
     return context[:, : near.length].to(given)
 
@@ -199,38 +163,9 @@ def _blocks_first(of_blocks: Tensor) -> Tensor:
     return of_blocks.transpose(1, 2).flatten(0, 1)
 
 
-def _products(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    drop: _Dropout | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Attention as two products with a softmax between them."""
+def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    """`F.scaled_dot_product_attention` as two products with a softmax between them."""
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
-    if bias is not None:
-        scores.add_(bias)
     if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(dim=-1)
-    return weights @ value if drop is None else drop(weights) @ value * drop.scale
-
-
-class _Dropout:
-    """Dropout with a mask that is a function of a seed, without the factor 1/(1 - p).
-
-    torch draws a number for every weight, on one core. Here one 64-bit number is used for four weights, so the
-    probability is a multiple of 2⁻¹⁶.
-    """
-
-    def __init__(self, probability: float, seed: int) -> None:
-        self.dropped = min(round(probability * 2**16), 2**16 - 1)
-        self.scale = 2**16 / (2**16 - self.dropped)
-        self.seed = seed
-
-    def __call__(self, weights: Tensor) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        words = torch.empty(-(-weights.numel() // 4), dtype=torch.int64, device="cpu")
-        numbers = words.random_(-(2**63), None, generator=generator).view(torch.int16)
-        return weights.masked_fill((numbers[: weights.numel()] < self.dropped - 2**15).view(weights.shape), 0.0)
+        scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
+    return F.dropout(scores.softmax(dim=-1), dropout_p) @ value

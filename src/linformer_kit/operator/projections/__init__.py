@@ -12,11 +12,10 @@ To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settin
     ConvProjection         k windows with a learned kernel for each dimension of a head
     DynamicProjection      E = F = a softmax over the positions
 
-    base         the base class                   sizes        numbers of slots, for heads and layers
-    matrices     linear, random                   windows      windows that tile a sequence
-    pooling      means, maxima                    convolution  learned kernels
-    dynamic      matrices computed from tokens    starts       initialisation of E and F
-    resampling   E, F and tokens for another length
+    base       the base class, full attention     sizes       numbers of slots, for heads and layers
+    matrices   linear, random                     windows     means, maxima, learned kernels
+    dynamic    matrices computed from tokens      starts      initialisation of E and F
+    resampling E, F and tokens for another length
 
 Axes as in `slots`.
 """
@@ -38,13 +37,9 @@ from linformer_kit.operator.projections.base import (
     SharedProjection,
     inside,
 )
-from linformer_kit.operator.projections.convolution import ConvProjection
 from linformer_kit.operator.projections.dynamic import DynamicProjection
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
-from linformer_kit.operator.projections.pooling import MaxPoolProjection, MeanPoolProjection
-from linformer_kit.operator.projections.sizes import check_resize, each_dim, is_integer, largest_dim
-from linformer_kit.operator.projections.starts import check_start
-from linformer_kit.operator.projections.windows import more_windows
+from linformer_kit.operator.projections.windows import ConvProjection, MaxPoolProjection, MeanPoolProjection
 
 __all__ = [
     "BIAS_ORDERS",
@@ -63,12 +58,7 @@ __all__ = [
     "SequenceProjection",
     "SharedProjection",
     "build_projection",
-    "check_resize",
-    "each_dim",
     "inside",
-    "is_integer",
-    "largest_dim",
-    "more_windows",
 ]
 
 PROJECTIONS: dict[str, type[SequenceProjection]] = {
@@ -101,12 +91,11 @@ def build_projection(
     """
     if name not in list(PROJECTIONS):
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
-    if initializer is not None:
-        check_start(initializer)
     kind = PROJECTIONS[name]
-    arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
+    arguments: dict[str, Any] = {"sharing": sharing, "shorter_input": shorter_input}
     if issubclass(kind, (ConvProjection, DynamicProjection)):
         arguments["head_dim"] = head_dim
     if issubclass(kind, LinearProjection):
         arguments["initializer"] = initializer
-    return kind(seq_len, projected_dim, **{name: value for name, value in arguments.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return kind(seq_len, projected_dim, num_heads=num_heads, **given)

@@ -69,6 +69,7 @@ class SequenceProjection(nn.Module):
     stretches = True  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
+    always_tied = False  # whether E = F with any sharing
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     piece: Piece | None = None  # None: this process has the whole sequence
 
@@ -115,12 +116,6 @@ class SequenceProjection(nn.Module):
         """
         raise NotImplementedError
 
-    def sizes(
-        self, seq_len: int, lengths: Int[Tensor, " batch"] | None, slots: int, device: torch.device
-    ) -> Int[Tensor, "batch_or_1 slots"] | None:
-        """The number of real tokens in the window of each slot; None if slots stand for no windows."""
-        return None
-
     def forward(
         self,
         key: Float[Tensor, "batch heads seq_len dim"],
@@ -148,7 +143,7 @@ class SequenceProjection(nn.Module):
         key_slots = self.compress(key, lengths, slots)
         shared = value is key and self.tied
         value_slots = key_slots if shared else self.compress(value, lengths, slots, values=True)
-        return Compressed(key_slots, value_slots, sizes=self.sizes(key.shape[2], lengths, slots, key.device))
+        return Compressed(key_slots, value_slots)
 
     @property
     def projected_dim(self) -> int:
@@ -162,7 +157,7 @@ class SequenceProjection(nn.Module):
     @property
     def tied(self) -> bool:
         """Whether E = F."""
-        return self.sharing in ("key_value", "layerwise")
+        return self.always_tied or self.sharing in ("key_value", "layerwise")
 
     @property
     def shared_by_heads(self) -> bool:
@@ -208,7 +203,7 @@ class SequenceProjection(nn.Module):
             InputError: for more slots than the projection has, for fewer if it does not support them, or for another
                 number of heads.
         """
-        if num_heads != self.num_heads:
+        if num_heads != len(self.head_dims):
             raise InputError(f"num_heads: expected {self.num_heads}, as the projection has, got {num_heads}")
         if projected_dim is None:
             return self.head_dims
@@ -325,6 +320,10 @@ class LearnedProjection(SequenceProjection):
 
     key_projection: nn.Parameter
     value_projection: nn.Parameter | None
+
+    @property
+    def shared_by_heads(self) -> bool:
+        return self.sharing != "none"
 
     def _start(self) -> Tensor:
         """Initial value of E or F; random values are drawn anew at each call."""

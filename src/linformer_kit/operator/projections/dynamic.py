@@ -39,6 +39,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
 
     bounded = False
     stretches = False
+    always_tied = True
 
     def __init__(
         self, seq_len: int | None, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any
@@ -46,14 +47,6 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         super().__init__(seq_len, projected_dim, **arguments)
         self.embed_dim = self.num_heads * head_dim
         self._make_parameters()
-
-    @property
-    def tied(self) -> bool:
-        return True
-
-    @property
-    def shared_by_heads(self) -> bool:
-        return self.sharing != "none"
 
     def _start(self) -> Tensor:
         heads = () if self.shared_by_heads else (self.num_heads,)

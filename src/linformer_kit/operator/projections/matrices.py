@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
-from linformer_kit.operator.projections.starts import STARTS, check_start
+from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.operator.slots import merge_heads
 
 
@@ -57,18 +58,16 @@ class MatrixProjection(SequenceProjection):
             key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
         else:
             key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
-        parts = [self._product(key_matrix, key)]
+        pairs = [(key_matrix, key)] if tied and is_one else [(key_matrix, key), (value_matrix, value)]
+        parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
         if sums:
-            parts.append(_row_sums(key_matrix, lengths))
-        if not (tied and is_one):
-            parts.append(self._product(value_matrix, value))
-            if sums:
-                parts.append(_row_sums(value_matrix, lengths))
+            parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
         if self.piece is not None:  # from sums over this process's positions to sums over all
             parts = self.piece.add(parts)
+        compressed, row_sums = parts[: len(pairs)], parts[len(pairs) :]
         if not sums:
-            return Compressed(parts[0], parts[-1])
-        return Compressed(parts[0], parts[-2], parts[1], parts[-1])
+            return Compressed(compressed[0], compressed[-1])
+        return Compressed(compressed[0], compressed[-1], row_sums[0], row_sums[-1])
 
     def _product(self, matrix: Tensor, tokens: Tensor) -> Tensor:
         """E·X, `[batch, heads, slots, dim]`."""
@@ -109,13 +108,10 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         **arguments: Any,
     ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        check_start(initializer)
+        if initializer not in STARTS:
+            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
         self.initializer = initializer
         self._make_parameters()
-
-    @property
-    def shared_by_heads(self) -> bool:
-        return self.sharing != "none"
 
     def _start(self) -> Tensor:
         start = STARTS[self.initializer]

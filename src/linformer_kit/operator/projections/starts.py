@@ -19,13 +19,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from linformer_cli.errors import InputError
 
 Matrices = Float[Tensor, "heads slots seq_len"]
 
@@ -90,9 +87,3 @@ def spread_order(count: int) -> list[int]:
     bits = (count - 1).bit_length()
     reversed_bits = (sum((index >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for index in range(1 << bits))
     return [index for index in reversed_bits if index < count]
-
-
-def check_start(name: Any) -> None:
-    """Reject a name that is not in `STARTS`."""
-    if name not in STARTS:
-        raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {name!r}")

@@ -1,84 +1,47 @@
-"""Windows that tile a sequence, and base classes of projections with windows.
+"""Projections with windows that tile a sequence: means, maxima and learned kernels (section 4, "general projections").
 
 Axes as in `slots`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
+from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.padding import take_positions
-from linformer_kit.operator.projections.base import SequenceProjection
+from linformer_kit.operator.padding import padding_after, take_positions
+from linformer_kit.operator.projections.base import Compressed, LearnedProjection, Piece, SequenceProjection
+from linformer_kit.operator.projections.resampling import stretch_matrix
+from linformer_kit.operator.slots import merge_heads
 
 
 class Windows(NamedTuple):
     """Windows over right-padded sequences: their positions, and which of these are real."""
 
-    positions: Int[Tensor, "batch_or_1 slots window"]
+    positions: Int[Tensor, "batch_or_1 slots window"]  # any existing ones where there is no real token
     real: Bool[Tensor, "batch_or_1 slots window"]
 
-    @property
-    def sizes(self) -> Int[Tensor, "batch_or_1 slots"]:
-        """The number of real tokens in each window."""
-        return self.real.sum(-1)
+    def of(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots window embed"]:
+        """The tokens at the positions."""
+        return take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
 
-    @property
-    def empty(self) -> Bool[Tensor, "batch_or_1 slots"]:
-        """True for a slot without any real token."""
-        return ~self.real[..., 0]
+    def means(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots embed"]:
+        """The mean of the real tokens in each window, summed in float32 or wider; 0 for a window without any.
 
-    def of(
-        self, hidden: Float[Tensor, "batch seq_len embed"], fill: float = 0.0
-    ) -> Float[Tensor, "batch slots window embed"]:
-        """The tokens in each window; `fill` at positions without a real token."""
-        inside = take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
-        return inside.masked_fill(~self.real[..., None], fill)
-
-
-def pooling_windows(
-    projected_dim: int,
-    max_seq_len: int,
-    seq_len: int,
-    lengths: Int[Tensor, " batch"] | None = None,
-    *,
-    stretch: bool = False,
-    count: int | None = None,
-    device: torch.device | None = None,
-) -> Windows:
-    """The windows of pooling and convolution: exactly k windows tile the sequence, and sizes differ by at most one.
-
-    Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋ of n. A text of m < n tokens keeps these windows and fills only the
-    first ones, the last of them maybe partly; or, with `stretch`, min(k, m) windows tile the m tokens.
-
-    Args:
-        projected_dim: k.
-        max_seq_len: n.
-        seq_len: Positions in the batch, padding included.
-        lengths: Real tokens at the start of each sequence; default: all are real.
-        stretch: Whether the windows tile the real tokens instead of n positions.
-        count: Number of windows to return; default: as many as seq_len positions can fill.
-        device: Device of the result if lengths is None.
-    """
-    real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
-    tiled: int | Tensor = max_seq_len
-    windows: int | Tensor = projected_dim
-    fillable = -(-seq_len * projected_dim // max_seq_len)
-    longest = max_seq_len
-    if stretch:
-        if not is_exporting():  # an exported program must not depend on the length
-            longest = max(1, seq_len)
-        tiled, windows = real[:, None], real.clamp(min=1, max=projected_dim)[:, None]
-        fillable = min(projected_dim, seq_len)
-    edges = torch.arange((fillable if count is None else count) + 1, device=real.device) * tiled // windows
-    edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
-    positions = edges[:, :-1, None] + torch.arange(-(-longest // projected_dim), device=real.device)
-    return Windows(positions.clamp(max=seq_len - 1), positions < edges[:, 1:, None])
+        As products with rows of ones, several times as fast as sums; ones become 2⁻ᶜ, so that no sum overflows.
+        """
+        scale = 2.0 ** int(self.real.shape[2]).bit_length()
+        ones = (self.real.to(hidden.dtype) / scale)[:, :, None]
+        sums = kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
+        count = self.real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))
+        return (sums * (scale / count)).to(hidden.dtype)
 
 
 class WindowProjection(SequenceProjection):
@@ -92,22 +55,43 @@ class WindowProjection(SequenceProjection):
         """Reduce the tokens in each window to a slot."""
         raise NotImplementedError
 
-    def compress(self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False) -> Tensor:
-        return self.reduce(self._windows(tokens.shape[2], lengths, slots, tokens.device), tokens, values=values)
+    def forward(
+        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+    ) -> Compressed:
+        self._check_length(key.shape[2])
+        windows = self.windows(key.shape[2], lengths, slots, key.device)
+        key_slots = self.reduce(windows, key, values=False)
+        value_slots = key_slots if value is key and self.tied else self.reduce(windows, value, values=True)
+        return Compressed(key_slots, value_slots, sizes=windows.real.sum(-1))
 
-    def sizes(self, seq_len: int, lengths: Tensor | None, slots: int, device: torch.device) -> Tensor:
-        return self._windows(seq_len, lengths, slots, device).sizes
+    def windows(
+        self, seq_len: int, lengths: Int[Tensor, " batch"] | None, slots: int, device: torch.device | None = None
+    ) -> Windows:
+        """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
-    def _windows(self, seq_len: int, lengths: Tensor | None, slots: int, device: torch.device) -> Windows:
-        return pooling_windows(
-            slots,
-            self.seq_len,
-            seq_len,
-            lengths,
-            stretch=self.shorter_input == "stretch",
-            count=slots if is_exporting() else None,
-            device=device,
-        )
+        Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋ of n. A text of m < n tokens keeps these windows and fills only
+        the first ones, the last of them maybe partly; or, with `stretch`, min(k, m) windows tile the m tokens.
+
+        Args:
+            seq_len: Positions in the batch, padding included.
+            lengths: Real tokens at the start of each sequence; None: all are real.
+            slots: k.
+            device: Device of the result if lengths is None.
+        """
+        real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
+        longest: int = self.seq_len
+        tiled: int | Tensor = longest
+        number: int | Tensor = slots
+        fillable = -(-seq_len * slots // longest)
+        if self.shorter_input == "stretch":
+            tiled, number = real[:, None], real.clamp(min=1, max=slots)[:, None]
+            fillable = min(slots, seq_len)
+            longest = longest if is_exporting() else max(1, seq_len)
+        count = slots if is_exporting() else fillable  # an exported program must not depend on the length
+        edges = torch.arange(count + 1, device=real.device) * tiled // number
+        edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
+        positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
+        return Windows(positions.clamp(max=seq_len - 1), positions < edges[:, 1:, None])
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         super().check_resize(seq_len, mode)
@@ -131,3 +115,93 @@ def more_windows(projected_dim: int, seq_len: int, new_seq_len: int) -> int:
             f"seq_len: expected whole windows of {seq_len}/{projected_dim} positions for mode extend, got {new_seq_len}"
         )
     return projected_dim * new_seq_len // seq_len
+
+
+class MeanPoolProjection(WindowProjection):
+    """Slot i is the mean of the real tokens in window i."""
+
+    commutes = True
+    supports_sequence_parallel = True
+    always_tied = True
+
+    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+        return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
+
+    def is_exact_for(self, seq_len: int, slots: int) -> bool:
+        return self.shorter_input == "stretch" and seq_len <= slots and not is_exporting()
+
+    def forward(
+        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+    ) -> Compressed:
+        if self.piece is None:
+            return super().forward(key, value, lengths, slots, source=source, sums=sums)
+        return self._of_pieces(key, value, lengths, slots, self.piece)
+
+    def _of_pieces(self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, piece: Piece) -> Compressed:
+        """Means from sums and counts over this process's positions, in float32 or wider."""
+        batch, _, seq_len, _ = key.shape
+        wide = torch.promote_types(key.dtype, torch.float32)
+        here = torch.arange(self.seq_len, device=key.device)[piece.positions][:seq_len]
+        real = torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device)
+        if lengths is not None:
+            real = real.masked_fill(padding_after(lengths, seq_len)[:, None, :, None], 0.0)
+        window = ((here + 1) * slots - 1) // self.seq_len
+        parts = [
+            tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
+                2, window, tokens.to(wide)
+            )
+            for tokens in (real, key, value)[: 2 if value is key else 3]
+        ]
+        count, *totals = piece.add(parts)
+        means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
+        return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
+
+
+class MaxPoolProjection(WindowProjection):
+    """Slot i is the maximum of the real tokens in window i, in each dimension of K·W_K or V·W_V; 0 without any."""
+
+    always_tied = True
+
+    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+        inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], -math.inf)
+        largest = inside.amax(dim=2).masked_fill(~windows.real[..., :1], 0.0)
+        return largest.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
+
+
+class ConvProjection(LearnedProjection, WindowProjection):
+    """A learned convolution with stride n/k over K·W_K and V·W_V: slot i weighs the tokens of window i.
+
+    The kernel has width ⌈n/k⌉; shorter windows drop its last taps. There is no bias. The parameters are
+    `key_projection` and, unless E = F, `value_projection`, each `[head_dim, width]`, for sharing `none` with a first
+    axis of heads. They are initialised to the scaled mean of the window. The kernel needs the same k for all heads.
+    """
+
+    nested = False
+
+    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        self.head_dim = head_dim
+        self._make_parameters()
+
+    @property
+    def _width(self) -> int:
+        return -(-self.seq_len // self.projected_dim)
+
+    def _start(self) -> Tensor:
+        kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
+        return kernel if self.shared_by_heads else kernel.repeat(self.num_heads, 1, 1)
+
+    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+        heads, dim = tokens.shape[1], tokens.shape[3]
+        if dim != self.head_dim:
+            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {dim}")
+        kernel = self.value_projection if values and self.value_projection is not None else self.key_projection
+        inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], 0.0).unflatten(3, (heads, dim))
+        by_head = kernel[None] if self.shared_by_heads else kernel
+        taps = by_head.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
+        return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        super()._resize(seq_len, mode)
+        if mode == "interpolate":
+            self._replace_parameters(lambda kernel: stretch_matrix(kernel, -(-seq_len // self.projected_dim)))
