@@ -9,6 +9,7 @@ from torch import nn
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import products
+from linformer_kit.operator.kernels.processor import Processor
 from tests.operator.kernels.inputs import prefer_onednn
 
 
@@ -121,3 +122,31 @@ def test_feed_forward(monkeypatch, trained, bias):
 
 class Marked(torch.Tensor):
     """A subclass, whose operations are its own."""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maps_without_gradients(monkeypatch, dtype, bias):
+    """With and without GELU, as exact as torch's own in the same number format."""
+    if dtype == torch.bfloat16 and not Processor.here().attends_by_products:
+        pytest.skip("not on this processor")
+    prefer_onednn(monkeypatch)
+    module = nn.Linear(31, 37, bias=bias).to(dtype)
+    inputs = torch.randn(3, 347, 31).to(dtype)
+    asked = []
+    real = products.onednn_linear
+    monkeypatch.setattr(products, "onednn_linear", lambda *a, **gelu: asked.append(gelu) or real(*a, **gelu))
+    parts = [None if part is None else part.double() for part in (module.weight, module.bias)]
+    exact = F.linear(inputs.double(), *parts)
+    with torch.no_grad():
+        for gelu, right in ((False, exact), (True, F.gelu(exact))):
+            plain = F.gelu(module(inputs)) if gelu else module(inputs)
+            error, allowed = (
+                (got.double() - right).abs().max().item()
+                for got in (kernels.apply_linear(module, inputs, gelu=gelu), plain)
+            )
+            assert error <= 3 * allowed
+    assert asked == ([{"gelu": False}, {"gelu": True}] if bias or dtype == torch.float32 else [])
+    assert kernels.apply_linear(module, inputs, gelu=True).grad_fn is not None
+    with kernels.plain(), torch.no_grad():
+        assert torch.equal(kernels.apply_linear(module, inputs, gelu=True), F.gelu(module(inputs)))

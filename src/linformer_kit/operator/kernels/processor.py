@@ -85,6 +85,7 @@ def _formats_of_onednn() -> frozenset[torch.dtype]:
     return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
 
 
-def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X·Wᵀ + 1·b by oneDNN."""
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
+    """X·Wᵀ + 1·b, or its exact GELU, in one product of oneDNN."""
+    activation: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, *activation)
