@@ -79,6 +79,9 @@ def test_padding_does_not_count(config, ours):
     left = {"input_ids": ids[1:2, :13].roll(4, 1), "attention_mask": torch.tensor([[0] * 4 + [1] * 9])}
     shorter = attention_spectrum(model, [left])
     assert (shorter.cumulative[..., 8:] == 1).all() and (shorter.cumulative[..., 7] < 1).all()
+    if ours:  # the positions of its tokens do not depend on padding
+        moved = [{"input_ids": left["input_ids"][:, 4:]}]
+        np.testing.assert_allclose(attention_spectrum(model, moved).cumulative, shorter.cumulative[..., :9], atol=1e-5)
     with pytest.raises(InputError, match="batches: expected at least one with a real token, got none"):
         attention_spectrum(model, [{"input_ids": ids[2:], "attention_mask": mask[2:]}])
 

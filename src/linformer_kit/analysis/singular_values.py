@@ -96,6 +96,8 @@ def _curves(
     Forward hooks take the weights of a layer as soon as it returns them, and keep only their curves.
     """
     curves: list[Tensor] = []
+    if isinstance(model.config, LinformerConfig):  # its layers have real tokens first
+        real = real.sort(dim=1, descending=True).values
 
     def reduce(module: nn.Module, inputs: Any, output: Any) -> Any:
         weights = output[-1] if isinstance(output, tuple) else None

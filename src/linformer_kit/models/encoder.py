@@ -181,19 +181,20 @@ class LinformerEncoder(nn.Module):
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
         """
-        states, attentions = [hidden], []
+        states: list[Tensor] = []
+        attentions: list[Tensor] = []
         for layer in self.layers:
+            if output_hidden_states:
+                states.append(put_back(hidden, order))
             hidden, weights = layer(hidden, lengths, output_attentions)
-            states.append(hidden)
-            attentions.append(weights)
-        if self.layer_norm is not None:
-            hidden = states[-1] = self.layer_norm(hidden)
-        hidden_states, of_layers = None, None
-        if output_hidden_states:
-            hidden_states = tuple(put_back(state, order) for state in states)
-        if output_attentions:
-            of_layers = tuple(put_back_weights(weights, order, columns=self.is_full) for weights in attentions)
-        return BaseModelOutput(put_back(hidden, order), hidden_states, of_layers)
+            if weights is not None:
+                attentions.append(put_back_weights(weights, order, columns=self.is_full))
+        last = put_back(hidden if self.layer_norm is None else self.layer_norm(hidden), order)
+        return BaseModelOutput(
+            last,
+            (*states, last) if output_hidden_states else None,
+            tuple(attentions) if output_attentions else None,
+        )
 
     def run_in_blocks(
         self,
