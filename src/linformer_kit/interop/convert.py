@@ -21,8 +21,8 @@ from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.pretrained import optional_file
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
-    TOKENIZER_FILES,
     auto_class_of,
+    has_tokenizer,
     input_length,
     load_pretrained,
     resize,
@@ -121,7 +121,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
             raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
         return None
     source = settings.tokenizer or settings.source
-    if _is_fairseq(source) or not any(optional_file(source, name) for name in TOKENIZER_FILES):
+    if _is_fairseq(source) or not has_tokenizer(source):
         if settings.tokenizer is not None:
             raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has none")
         return None

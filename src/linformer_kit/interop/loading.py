@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 from transformers import (
     AutoModel,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,17 +22,13 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
-from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
+from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
 from linformer_kit.models.base import longest_input, position_tables
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 
 # Ends of the class names of encoders, and of their Auto classes after `AutoModel`.
@@ -67,9 +62,9 @@ def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
-    if is_local_path(name):
-        check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
+    if is_local_path(name) and not has_tokenizer(name):
+        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")
     with input_errors(f"model: expected {kind}, got {name}"):
         tokenizer = tokenizer_for(model, name)
         config = model.config.get_text_config()
@@ -77,6 +72,11 @@ def load_model(
     if getattr(config, "pad_token_id", None) is None:  # some classifiers need it for batches
         config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether a folder or hub id has the files of a tokenizer."""
+    return any(optional_file(name, file) for file in _TOKENIZER_FILES)
 
 
 def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
@@ -122,8 +122,11 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
     what = f"model: expected {kind}, got {name}"
     config = read_config(name, what)
     if is_local_path(name):
-        weights = _check_weights(Path(name))
-        check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
+        manifest = Path(name) / MANIFEST
+        # The configuration may have been edited by hand; changed weights mean damage.
+        if manifest.exists() and (wrong := damage(manifest.parent, only="*.safetensors")):
+            raise InputError(f"{wrong}; if the weights were changed on purpose, remove {manifest}")
+        check_size(manifest.parent, lambda: auto_class.from_config(config, trust_remote_code=False), what)
     with input_errors(what):
         # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
@@ -201,15 +204,6 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
             module.load_state_dict(getattr(fresh, name).state_dict())
 
 
-def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub."""
-    kind = "a classifier (`linformer finetune` makes one)"
-    named = read_config(name, f"model: expected {kind}, got {name}").architectures
-    if isinstance(named, list) and not any("ForSequenceClassification" in str(each) for each in named):
-        raise InputError(f"model: expected {kind}, got {', '.join(map(str, named))} in {name}")
-    return load_model(name, AutoModelForSequenceClassification, kind)
-
-
 def resize(model: PreTrainedModel, length: int | None, resize_mode: ResizeMode, *, setting: str = "resize_to") -> None:
     """Change the longest sequence of a model of this package, in place; with None, change nothing.
 
@@ -246,21 +240,6 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     if max_length > longest:
         raise InputError(f"max_length: expected at most {longest} (the model's limit), got {max_length}")
     return max_length
-
-
-def check_model_folder(folder: Path) -> None:
-    """Reject a folder that is not a complete model with a tokenizer, before any library reads it."""
-    check_pretrained_folder(folder)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
-
-
-def _check_weights(folder: Path) -> Weights:
-    weights = check_pretrained_folder(folder)
-    # The configuration may have been edited by hand; changed weights mean damage.
-    if (folder / MANIFEST).exists() and (wrong := damage(folder, only="*.safetensors")):
-        raise InputError(f"{wrong}; if the weights were changed on purpose, remove {folder / MANIFEST}")
-    return weights
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
