@@ -12,7 +12,7 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
 pass takes over 10 s.
 Results: benchmarks/forward-bfloat16_epyc-2-cores_202611, forward-and-training-float32_zen3-2-cores_202611,
-forward-accelerator_h100_202611. Text: none, random tokens.
+table3_h100_202611, small-batches_h100_202611 (`--batch_tokens 1`). Text: none, random tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from linformer_kit.analysis.encoders import (
     build,
     device_of,
     dtype_of,
-    largest_batch,
     memory_of,
+    random_ids,
+    runner,
     time_encoders,
 )
 from linformer_kit.analysis.measure import can_measure_memory, interleaved
@@ -241,6 +242,42 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
     return SHARE_OF_FREE_MEMORY * free // needed
 
 
+def largest_batch(
+    encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
+) -> int:
+    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
+
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
+
+    Args:
+        encoder: The encoder.
+        mode: A forward pass, or a forward and a backward pass without an optimiser.
+        device: The device.
+        dtype: Data type of weights and activations.
+        budget: Bytes that torch may take.
+        first: First guess.
+
+    Returns:
+        The number of sequences, 0 if not even one fits.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
+    try:
+        model = build(encoder, device, dtype, mode)
+        batch, ran, failed = max(1, first), 0, None
+        while batch > ran and (failed is None or batch < failed):
+            torch.cuda.empty_cache()
+            try:
+                runner(model, random_ids(encoder, batch, device), mode)()
+                ran, batch = batch, max(batch + 1, int(batch * 1.08))
+            except torch.OutOfMemoryError:
+                model.zero_grad(set_to_none=True)
+                failed, batch = batch, min(batch - 1, int(batch / 1.08))
+        return ran
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
     """Bytes of the parameters with `LAYERS` layers."""
     model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("meta"), dtype)
@@ -280,7 +317,9 @@ def records_of(content: Record, mode: str, measured: str) -> pandas.DataFrame:
     if "skipped" in frame:
         frame = frame[frame["skipped"].isna()]
     place = frame["encoder"].map([*BASELINES, "linformer"].index)
-    return frame.assign(place=place).sort_values(["n", "compiled", "place", "k"], ignore_index=True)
+    order = frame["compiled"].map(content["settings"].get("compile", ["no"]).index)
+    keys = ["n", "order", "place", "k"]
+    return frame.assign(order=order, place=place, n=frame["n"].astype(int)).sort_values(keys, ignore_index=True)
 
 
 def saved(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
@@ -364,13 +403,10 @@ def table(content: Record) -> str:
     settings = content["settings"]
     dtype = next(record["dtype"] for record in content["records"] if record["measured"] == "time")
     product = next((record for record in content["records"] if record["measured"] == "product"), None)
-    accelerator = (
-        ""
-        if product is None
-        else f"""
-Best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}: {product["rate"] / 1e12:,.0f} TFLOP/s; its share
-counts the products of a pass alone. Compiled: torch.compile of each layer. Largest batches were run."""
-    )
+    rate = 0.0 if product is None else product["rate"] / 1e12
+    ran = f"""found by running them.
+The best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}, has {rate:,.0f} TFLOP/s; its share
+counts the products of a pass alone. Compiled: torch.compile of each layer; reduce-overhead: of the model."""
     parts = [
         f"""# Table 3 and Figure 2: time and memory saved, {dtype}
 
@@ -379,9 +415,9 @@ feed-forward {settings["intermediate_size"]:,}, random weights and tokens; Linfo
 n: tokens in a sequence; k: projected dimension. In parentheses the paper's figures (one V100).
 Times are medians of up to {settings["repetitions"]} runs, encoders alternating, embeddings included.
 A training step has no optimiser and no dropout.
-Memory is the peak of a run in a process of its own, minus the memory in use before (the resident set on a CPU,
-allocated memory on a GPU); saved is the ratio of the largest batches in 16 GiB beside the weights of 12 layers,
-computed from the memory of a sequence, not rounded.{accelerator}"""
+Memory is the peak of a run minus the memory in use before (allocated memory on a GPU; on a CPU the resident set of a
+process of its own); saved is the ratio of the largest batches in 16 GiB beside the weights of 12 layers,
+{"computed from the memory of a sequence, not rounded." if product is None else ran}"""
     ]
     for mode in settings["modes"]:
         for what in ("time", "memory") if settings["memory"] else ("time",):

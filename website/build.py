@@ -81,7 +81,7 @@ GALLERY = (
         "Inference (above) and training (below) on a CPU with AVX2.",
     ),
     (
-        "forward-accelerator_h100_202611/table3_figure2.png",
+        "table3_h100_202611/table3_figure2.png",
         "docs/speed.md",
         "Inference on a GPU, an H100. Full attention is a fused kernel today, so less time is saved than in the paper.",
     ),

@@ -157,42 +157,6 @@ def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, d
     return peak_bytes(whole, device)
 
 
-def largest_batch(
-    encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
-) -> int:
-    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
-
-    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
-
-    Args:
-        encoder: The encoder.
-        mode: A forward pass, or a forward and a backward pass without an optimiser.
-        device: The device.
-        dtype: Data type of weights and activations.
-        budget: Bytes that torch may take.
-        first: First guess.
-
-    Returns:
-        The number of sequences, 0 if not even one fits.
-    """
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
-    try:
-        model = build(encoder, device, dtype, mode)
-        batch, ran, failed = max(1, first), 0, None
-        while batch > ran and (failed is None or batch < failed):
-            torch.cuda.empty_cache()
-            try:
-                runner(model, random_ids(encoder, batch, device), mode)()
-                ran, batch = batch, max(batch + 1, int(batch * 1.08))
-            except torch.OutOfMemoryError:
-                model.zero_grad(set_to_none=True)
-                failed, batch = batch, min(batch - 1, int(batch / 1.08))
-        return ran
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
 def device_of(name: str) -> torch.device:
     """The device of that name, with its index.
 

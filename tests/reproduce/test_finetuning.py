@@ -1,0 +1,50 @@
+"""Fine-tuning on long texts at a tiny size, and how texts are read in pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pandas
+import pytest
+import torch
+import transformers
+
+from reproduce import finetuning as script
+from reproduce.common import run
+from tests.long_texts import article, write_encoder
+
+
+@pytest.mark.e2e
+def test_results_and_their_table(tmp_path, drawn):
+    encoder, data = write_encoder(tmp_path / "encoder"), tmp_path / "texts"
+    data.mkdir()
+    rows = [{"text": article(number, sentences=12), "label": "ab"[number % 2]} for number in range(8)]
+    for part in script.PARTS:
+        pandas.DataFrame(rows).to_json(data / f"{part}.jsonl", orient="records", lines=True)
+    sizes = ["--n", "127", "--epochs", "1", "--batch_size", "3", "--rates", "1e-4", "3e-4", "--seeds", "5", "6"]
+    arguments = ["--model", str(encoder), "--data", str(data), *sizes, "--output_dir", str(tmp_path / "out")]
+    run(script.Settings, script.measure, script.table, script.draw, arguments)
+    records = json.loads((tmp_path / "out" / "finetuning.json").read_text())["records"]
+    ways = [way for way in script.WAYS if way != "linear with adapter"]
+    assert [record["way"] for record in records] == [way for way in ways for _ in range(3)]
+    for way in ways:
+        first, second, other = (record for record in records if record["way"] == way)
+        best = max((first, second), key=lambda record: record["validation_accuracy"])
+        assert (other["seed"], other["rate"]) == (6, best["rate"])
+        assert {first["updates"], other["updates"]} == {3}
+    table = (tmp_path / "out" / "finetuning.md").read_text()
+    assert all(f"| {way} | " in table for way in ways)
+
+
+def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
+    encoder = transformers.AutoModel.from_pretrained(write_encoder(tmp_path / "encoder")).eval()
+    torch.manual_seed(0)
+    classifier = script.Classifier(encoder, 3, piece=6).eval()
+    text = [0, *range(7, 16), 2]
+    pieces = [[0, 7, 8, 9, 2], [0, 10, 11, 12, 2], [0, 13, 14, 15, 2]]
+    assert classifier._pieces(text) == pieces
+    with torch.no_grad():
+        hidden = torch.cat([encoder(input_ids=torch.tensor([piece])).last_hidden_state[0] for piece in pieces])
+        expected = classifier.classifier(hidden.mean(dim=0))
+        logits = classifier([text, [0, 7, 2]])
+    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-5)
