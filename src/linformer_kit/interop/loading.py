@@ -167,7 +167,7 @@ def _lost_weights(model: PreTrainedModel) -> list[str]:
     prefix = f"{model.base_model_prefix}."
     parts = {name.partition(".")[0] for name in model.base_model.state_dict()} | {prefix.removesuffix(".")}
     inside = {name: name.removeprefix(prefix) for name in loaded(model).left_out if name.partition(".")[0] in parts}
-    return [name for name, own in inside.items() if own.partition(".")[0] not in ("pooler", "decoder")]
+    return [name for name, part in inside.items() if part.partition(".")[0] not in ("pooler", "decoder")]
 
 
 def random_weights(model: PreTrainedModel) -> set[str]:
