@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
     left_out: list[str]
 
 
-_LOADED = "linformer_loaded"  # attribute of a model that was loaded here
+LOADED = "linformer_loaded"  # attribute of a model that was loaded here
 
 
 def load_model(
@@ -141,7 +141,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
     unexpected = sorted(loading["unexpected_keys"])
-    setattr(model, _LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
+    setattr(model, LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
@@ -156,7 +156,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
 
 def loaded(model: PreTrainedModel) -> Loaded:
     """What `load_pretrained` did not find, and did not use, in the files of a model."""
-    return getattr(model, _LOADED)
+    return getattr(model, LOADED)
 
 
 def _lost_weights(model: PreTrainedModel) -> list[str]:
