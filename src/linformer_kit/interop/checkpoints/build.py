@@ -22,15 +22,9 @@ def build_model(
     left_out: list[str],
     new_projections: bool = False,
 ) -> LinformerPreTrainedModel:
-    """Build a model with these weights.
+    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model.
 
-    Args:
-        model_class: Its class.
-        config: Its configuration.
-        weights: Tensors by their names in the model.
-        source: Name of the checkpoint, for errors.
-        left_out: Names of the checkpoint's weights that the model has no place for, kept for `loaded`.
-        new_projections: Whether E and F are initialised as in a new model.
+    `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
     """
     model = model_class(config)
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
