@@ -4,6 +4,7 @@ from transformers import PreTrainedModel
 
 from linformer_cli.settings import ConvertSettings
 from linformer_kit.interop.convert import convert
+from linformer_kit.interop.loading import loaded
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.models.base import longest_input
@@ -11,7 +12,7 @@ from linformer_kit.models.base import longest_input
 
 def main(settings: ConvertSettings) -> None:
     """Convert and print a summary of the result."""
-    (model, left_out, learned, adapters), tokenizer = convert(settings)
+    (model, learned, adapters), tokenizer = convert(settings)
     shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
     if projection is not None and not learned:
@@ -22,7 +23,7 @@ def main(settings: ConvertSettings) -> None:
             training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
-    if left_out:
+    if left_out := loaded(model).left_out:
         names = sorted({name.rpartition(".")[0] for name in left_out})
         print(f"Weights of the source that are not in the result: {', '.join(names)}")
     if tokenizer is None and longest_input(model) is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import AutoModelForSequenceClassification
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
@@ -22,9 +23,10 @@ from linformer_kit.inference.batches import TextModel, together
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import fingerprint, load_classifier
+from linformer_kit.interop.loading import fingerprint, load_model
 
 _DIGITS = 6
+_KIND = "a classifier (`linformer finetune` makes one)"
 
 
 def main(settings: PredictSettings) -> None:
@@ -87,8 +89,8 @@ class Classifier(TextModel):
     """
 
     def __init__(self, settings: ClassifierSettings) -> None:
-        model, tokenizer = load_classifier(settings.model)
         self.labels, _ = read_classes(settings.model)
+        model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, _KIND)
         self._threshold, self.texts, self.counts = settings.threshold, 0, Counter(dict.fromkeys(self.labels.names, 0))
         super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
 
@@ -120,7 +122,10 @@ def read_classes(name: str) -> tuple[Labels, Columns]:
     Raises:
         InputError: if the model does not exist or is not a classifier, or its configuration is malformed.
     """
-    config = read_config(name, f"model: expected a classifier, got {name}")
+    config = read_config(name, f"model: expected {_KIND}, got {name}")
+    named = config.architectures
+    if isinstance(named, list) and not any("ForSequenceClassification" in str(each) for each in named):
+        raise InputError(f"model: expected {_KIND}, got {', '.join(map(str, named))} in {name}")
     multi_label = config.problem_type == "multi_label_classification"
     numbers = sorted(config.id2label)
     if config.problem_type == "regression" or len(numbers) < (1 if multi_label else 2):

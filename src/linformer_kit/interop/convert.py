@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -15,14 +15,13 @@ from linformer_cli.settings import ConvertSettings, LinearizeSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.build import Converted
-from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder
-from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
+from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, load_encoder_checkpoint
+from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.interop.checkpoints.pretrained import optional_file
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
-    TOKENIZER_FILES,
     auto_class_of,
+    has_tokenizer,
     input_length,
     load_pretrained,
     resize,
@@ -37,11 +36,25 @@ _resize = functools.partial(resize, setting="max_position_embeddings")
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
+class Converted(NamedTuple):
+    """A converted model.
+
+    Attributes:
+        model: The model; `loaded` has the names of the source's weights that it left out.
+        learned: Whether E and F, or slots, are trained.
+        adapters: Names of adapters that ship for the source and were not merged.
+    """
+
+    model: Any
+    learned: bool = False
+    adapters: Sequence[str] = ()
+
+
 def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
     """Convert `settings.source`, and save the Linformer and, if there is one, the tokenizer in `settings.out`.
 
     Returns:
-        The model with the names of the source's weights that it left out, and the tokenizer.
+        The model, and the tokenizer.
 
     Raises:
         InputError: for a source that cannot be converted, settings that do not fit it, or an `out` that is not empty.
@@ -71,13 +84,13 @@ def _load(settings: ConvertSettings) -> Converted:
     _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
-        converted = convert_fairseq(settings.source)
-        _resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
-        return converted
+        model = load_fairseq_checkpoint(settings.source)
+        _resize(model, settings.max_position_embeddings, settings.resize_mode)
+        return Converted(model, learned=True)
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
     fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
-    return convert_encoder(settings.source, fields, settings.resize_mode)
+    return Converted(load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields))
 
 
 def _linearized(settings: ConvertSettings) -> Converted:
@@ -96,7 +109,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
             advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
-        return Converted(model, [], learned or settings.adapter is not None, advised)
+        return Converted(model, learned or settings.adapter is not None, advised)
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:
@@ -121,7 +134,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
             raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
         return None
     source = settings.tokenizer or settings.source
-    if _is_fairseq(source) or not any(optional_file(source, name) for name in TOKENIZER_FILES):
+    if _is_fairseq(source) or not has_tokenizer(source):
         if settings.tokenizer is not None:
             raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has none")
         return None

@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 from transformers import (
     AutoModel,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,17 +22,13 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
-from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
+from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
 from linformer_kit.models.base import longest_input, position_tables
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 
 # Ends of the class names of encoders, and of their Auto classes after `AutoModel`.
@@ -60,16 +55,16 @@ class Loaded(NamedTuple):
     left_out: list[str]
 
 
-_LOADED = "linformer_loaded"  # attribute of a model that was loaded here
+LOADED = "linformer_loaded"  # attribute of a model that was loaded here
 
 
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
-    if is_local_path(name):
-        check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
+    if is_local_path(name) and not has_tokenizer(name):
+        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")
     with input_errors(f"model: expected {kind}, got {name}"):
         tokenizer = tokenizer_for(model, name)
         config = model.config.get_text_config()
@@ -77,6 +72,11 @@ def load_model(
     if getattr(config, "pad_token_id", None) is None:  # some classifiers need it for batches
         config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether a folder or hub id has the files of a tokenizer."""
+    return any(optional_file(name, file) for file in _TOKENIZER_FILES)
 
 
 def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
@@ -122,8 +122,11 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
     what = f"model: expected {kind}, got {name}"
     config = read_config(name, what)
     if is_local_path(name):
-        weights = _check_weights(Path(name))
-        check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
+        manifest = Path(name) / MANIFEST
+        # The configuration may have been edited by hand; changed weights mean damage.
+        if manifest.exists() and (wrong := damage(manifest.parent, only="*.safetensors")):
+            raise InputError(f"{wrong}; if the weights were changed on purpose, remove {manifest}")
+        check_size(manifest.parent, lambda: auto_class.from_config(config, trust_remote_code=False), what)
     with input_errors(what):
         # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
@@ -138,7 +141,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
     unexpected = sorted(loading["unexpected_keys"])
-    setattr(model, _LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
+    setattr(model, LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
@@ -153,7 +156,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
 
 def loaded(model: PreTrainedModel) -> Loaded:
     """What `load_pretrained` did not find, and did not use, in the files of a model."""
-    return getattr(model, _LOADED)
+    return getattr(model, LOADED)
 
 
 def _lost_weights(model: PreTrainedModel) -> list[str]:
@@ -164,7 +167,7 @@ def _lost_weights(model: PreTrainedModel) -> list[str]:
     prefix = f"{model.base_model_prefix}."
     parts = {name.partition(".")[0] for name in model.base_model.state_dict()} | {prefix.removesuffix(".")}
     inside = {name: name.removeprefix(prefix) for name in loaded(model).left_out if name.partition(".")[0] in parts}
-    return [name for name, own in inside.items() if own.partition(".")[0] not in ("pooler", "decoder")]
+    return [name for name, part in inside.items() if part.partition(".")[0] not in ("pooler", "decoder")]
 
 
 def random_weights(model: PreTrainedModel) -> set[str]:
@@ -199,15 +202,6 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
     for name, module in model.named_children():
         if name != model.base_model_prefix:
             module.load_state_dict(getattr(fresh, name).state_dict())
-
-
-def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub."""
-    kind = "a classifier (`linformer finetune` makes one)"
-    named = read_config(name, f"model: expected {kind}, got {name}").architectures
-    if isinstance(named, list) and not any("ForSequenceClassification" in str(each) for each in named):
-        raise InputError(f"model: expected {kind}, got {', '.join(map(str, named))} in {name}")
-    return load_model(name, AutoModelForSequenceClassification, kind)
 
 
 def resize(model: PreTrainedModel, length: int | None, resize_mode: ResizeMode, *, setting: str = "resize_to") -> None:
@@ -246,21 +240,6 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     if max_length > longest:
         raise InputError(f"max_length: expected at most {longest} (the model's limit), got {max_length}")
     return max_length
-
-
-def check_model_folder(folder: Path) -> None:
-    """Reject a folder that is not a complete model with a tokenizer, before any library reads it."""
-    check_pretrained_folder(folder)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
-
-
-def _check_weights(folder: Path) -> Weights:
-    weights = check_pretrained_folder(folder)
-    # The configuration may have been edited by hand; changed weights mean damage.
-    if (folder / MANIFEST).exists() and (wrong := damage(folder, only="*.safetensors")):
-        raise InputError(f"{wrong}; if the weights were changed on purpose, remove {folder / MANIFEST}")
-    return weights
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:

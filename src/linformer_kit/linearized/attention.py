@@ -94,13 +94,30 @@ def linear_attention(
             return _attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
-    padding = padding_of(attention_mask, key)
+    order, lengths = None, None
+    if (padding := padding_of(attention_mask, key)) is not None:
+        is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
+        order, lengths = right_padded(padding, is_known=is_known)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
-    is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
-    order, lengths = (None, None) if padding is None else right_padded(padding, is_known=is_known)
+    context, weights = _attend(layer, query, key, value, order, lengths, dropout=dropout, need_weights=need_weights)
+    return context.transpose(1, 2).contiguous(), weights
+
+
+def _attend(
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    order: Tensor | None,
+    lengths: Tensor | None,
+    *,
+    dropout: float,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention over the slots and neighbours of a layer; `order` makes the tokens right-padded, of these lengths."""
     shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
     if order is not None:
         key, value = (_moved(heads, order, take_positions) for heads in (key, value))
@@ -119,7 +136,7 @@ def linear_attention(
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     if order is not None and window:
         context = _moved(context, order, put_back)
-    return context.transpose(1, 2).contiguous(), weights
+    return context, weights
 
 
 def _moved(heads: Tensor, order: Tensor, move: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

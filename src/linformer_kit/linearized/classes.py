@@ -160,16 +160,16 @@ def attach(model: PreTrainedModel) -> None:
 def linear_config_class(base: Any) -> Any:
     """The linearised class of a configuration class; it and its models are registered with the Auto classes."""
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
-    made: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
-    made = strict(made)  # as for transformers' own classes; it collects the validators, which are not inherited
+    linear: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
+    linear = strict(linear)  # as for transformers' own classes; it collects the validators, which are not inherited
     auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
     for name, auto_class in auto_classes:
         mapping = getattr(auto_class, "_model_mapping", None)
         if mapping is not None and name not in _GENERATORS and base in mapping:
             model_class = mapping[base]
             model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
-            auto_class.register(made, linear_model_class(model_class, made))
-    return made
+            auto_class.register(linear, linear_model_class(model_class, linear))
+    return linear
 
 
 @functools.cache

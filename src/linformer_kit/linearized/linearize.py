@@ -235,7 +235,7 @@ def _chosen(layers: list[AttentionLayer], numbers: list[int] | None, kind: str) 
 
 def _own_configuration(model: PreTrainedModel) -> None:
     """Give the model its own copy of the configuration, since other models may share the object."""
-    shared, own = model.config, copy.deepcopy(model.config)
+    shared, copied = model.config, copy.deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
+            module.config = copied

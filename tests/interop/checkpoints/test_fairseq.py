@@ -123,11 +123,6 @@ def add(content, name, tensor=None):
     return content
 
 
-def argue(content, **arguments):
-    vars(content["args"]).update(arguments)
-    return content
-
-
 @pytest.mark.parametrize("content", [b"", b"no pickle at all", b"PK\x03\x04 half a zip", b"\x80\x02a."])
 def test_files_that_are_no_checkpoint(content, tmp_path):
     (tmp_path / "broken.pt").write_bytes(content)
@@ -139,7 +134,8 @@ def test_files_that_are_no_checkpoint(content, tmp_path):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_accurate", "gelu_fast"])
 def test_activations(activation, tmp_path):
-    content = argue(official.checkpoint("headwise"), activation_fn=activation)
+    content = official.checkpoint("headwise")
+    content["args"].activation_fn = activation
     model = load_fairseq_checkpoint(saved(tmp_path, content))
     tokens = ids(29)
     expected = official.masked_lm_logits(content["model"], tokens, activation)

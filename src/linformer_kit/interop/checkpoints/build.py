@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_kit.interop.loading import LOADED, Loaded
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-
-
-class Converted(NamedTuple):
-    """A converted model.
-
-    Attributes:
-        model: The model.
-        left_out: Names of the source's weights that it left out.
-        learned: Whether E and F, or slots, are trained.
-        adapters: Names of adapters that ship for the source and were not merged.
-    """
-
-    model: Any
-    left_out: list[str]
-    learned: bool = False
-    adapters: list[str] = []
 
 
 def build_model(
@@ -34,9 +19,13 @@ def build_model(
     weights: Mapping[str, Tensor],
     source: str,
     *,
+    left_out: list[str],
     new_projections: bool = False,
 ) -> LinformerPreTrainedModel:
-    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model."""
+    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model.
+
+    `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
+    """
     model = model_class(config)
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
     kept = {
@@ -49,6 +38,7 @@ def build_model(
             if not tensor.isfinite().all():
                 raise ValueError(f"got NaN or infinite numbers in {name}")
         model.load_state_dict({**kept, **weights})
+    setattr(model, LOADED, Loaded(frozenset(), left_out))
     return model.eval()
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ResizeMode, SlotSettings
-from linformer_kit.interop.checkpoints.build import Converted, build_config, build_model
+from linformer_kit.interop.checkpoints.build import build_config, build_model
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, loaded, resize
 from linformer_kit.models.configuration import LinformerConfig
@@ -101,13 +100,9 @@ def load_encoder_checkpoint(
     Raises:
         InputError: if the source is not a complete model of this kind, or a field does not fit.
     """
-    return convert_encoder(str(source), fields, resize_mode).model
-
-
-def convert_encoder(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
-    """As `load_encoder_checkpoint`, with the names of the weights left out."""
+    source = str(source)
     with renamed("model", "source"):
-        full, left_out = _full_attention(source)
+        full = _full_attention(source)
     kept = {field.name: getattr(full.config, field.name) for field in dataclasses.fields(LinformerConfig)}
     for name in (*SLOT_FIELDS, "bias_order", "attention"):  # they say nothing of a model with full attention
         del kept[name]
@@ -115,11 +110,12 @@ def convert_encoder(source: str, fields: Mapping[str, Any], resize_mode: ResizeM
     if config.max_position_embeddings != full.config.max_position_embeddings:
         # Before E and F are built, which start as in any model of the new length.
         resize(full, config.max_position_embeddings, resize_mode, setting="max_position_embeddings")
-    return Converted(build_model(type(full), config, full.state_dict(), source, new_projections=True), left_out)
+    left_out = loaded(full).left_out
+    return build_model(type(full), config, full.state_dict(), source, left_out=left_out, new_projections=True)
 
 
-def _full_attention(source: str) -> tuple[LinformerPreTrainedModel, list[str]]:
-    """The source as a model of this package with full attention, and the names of the weights left out."""
+def _full_attention(source: str) -> LinformerPreTrainedModel:
+    """The source as a model of this package with full attention."""
     config: Any = read_config(source, f"model: expected {ENCODER}, got {source}")
     if config.model_type not in _PREFIXES:
         known, other = ", ".join(_PREFIXES), config.model_type
@@ -131,13 +127,13 @@ def _full_attention(source: str) -> tuple[LinformerPreTrainedModel, list[str]]:
     if class_name not in kinds:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
     model: Any = load_pretrained(source, auto_class_of(source, ENCODER), ENCODER)
-    left_out = loaded(model).left_out
     if config.model_type == LinformerConfig.model_type:
         if config.attention != "full":
             raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
-        return model, left_out
+        return model
     kind = kinds[class_name]
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in loaded(model).random}
+    random, left_out = loaded(model)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in random}
     if config.model_type == "bert":
         offset, names = 0, _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES
     else:
@@ -153,7 +149,7 @@ def _full_attention(source: str) -> tuple[LinformerPreTrainedModel, list[str]]:
         weights = {name: tensor for name, tensor in weights.items() if name not in unused}
     weights = {_renamed(name, names): tensor for name, tensor in weights.items()}
     kept = _kept_fields(config, offset) | {"attention": "full"}
-    return build_model(_CLASSES[kind], build_config(source, kept), weights, source), left_out
+    return build_model(_CLASSES[kind], build_config(source, kept), weights, source, left_out=left_out)
 
 
 def _renamed(name: str, names: _Names) -> str:

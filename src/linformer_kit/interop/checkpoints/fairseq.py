@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import input_errors
-from linformer_kit.interop.checkpoints.build import Converted, build_config, build_model
+from linformer_kit.interop.checkpoints.build import build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
@@ -57,11 +57,7 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
     Raises:
         InputError: if the file is not such a checkpoint.
     """
-    return convert_fairseq(str(path)).model
-
-
-def convert_fairseq(source: str) -> Converted:
-    """As `load_fairseq_checkpoint`, with the names of the weights left out."""
+    source = str(path)
     with input_errors(f"{source}: expected a fairseq checkpoint of a Linformer or RoBERTa, got another file"):
         weights, arguments = _read(source)
         left_out = [name for name in weights if "classification_heads." in name]
@@ -74,8 +70,7 @@ def convert_fairseq(source: str) -> Converted:
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     model_class = LinformerForMaskedLM if has_head else LinformerModel
-    model = build_model(model_class, build_config(source, fields), renamed, source)
-    return Converted(model, left_out, learned=True)
+    return build_model(model_class, build_config(source, fields), renamed, source, left_out=left_out)
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

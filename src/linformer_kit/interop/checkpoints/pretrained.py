@@ -28,14 +28,14 @@ _SMALL = 1 << 20
 _NEW_PARAMETERS = 1 << 26
 
 
-class Weights(NamedTuple):
+class _Weights(NamedTuple):
     """Number of tensors and of elements in the weights of a folder."""
 
     tensors: int
     numbers: int
 
 
-def check_pretrained_folder(folder: Path) -> Weights:
+def _check_folder(folder: Path) -> None:
     """Reject a folder that is not a complete model in safetensors, before any library reads it."""
     path = folder / "config.json"
     if not folder.is_dir():
@@ -52,13 +52,12 @@ def check_pretrained_folder(folder: Path) -> Weights:
         limit = weights.tensors if "layer" in key and re.search("num|^n_|depth", key) else max(weights.numbers, _SMALL)
         if value > limit:
             raise InputError(f"{path}: expected at most {limit:,} as {key} (by the size of its weights), got {value}")
-    return weights
 
 
 def read_config(source: str, what: str) -> PreTrainedConfig:
     """Read the configuration of a folder, once it is checked, or of a hub id, without running its code."""
     if is_local_path(source):
-        check_pretrained_folder(Path(source))
+        _check_folder(Path(source))
     with input_errors(what):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         for name in ("_attn_implementation", "_experts_implementation"):
@@ -73,15 +72,16 @@ def optional_file(source: str, name: str) -> str | None:
     return cached_file(source, name, **quiet)
 
 
-def check_size(weights: Weights, build: Callable[[], nn.Module], what: str) -> None:
-    """Reject a model that is larger than its weights, before memory is allocated for it."""
+def check_size(folder: Path, build: Callable[[], nn.Module], what: str) -> None:
+    """Reject a model that is larger than its weights in a folder, before memory is allocated for it."""
+    weights = _count(folder)
     with input_errors(what), torch.device("meta"):
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > 2 * weights.numbers + _NEW_PARAMETERS:
         raise InputError(f"{what}: expected the size of its weights, {weights.numbers:,} numbers, got {size:,}")
 
 
-def _count(folder: Path) -> Weights:
+def _count(folder: Path) -> _Weights:
     paths = sorted(folder.glob("*.safetensors"))
     if (index := folder / _INDEX).is_file():
         with input_errors(f"{index}: expected files of weights by name"):
@@ -98,7 +98,7 @@ def _count(folder: Path) -> Weights:
             for key in file.keys():  # noqa: SIM118 (it is no dict)
                 tensors += 1
                 numbers += torch.Size(file.get_slice(key).get_shape()).numel()
-    return Weights(tensors, numbers)
+    return _Weights(tensors, numbers)
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
