@@ -120,7 +120,7 @@ def test_several_classes_of_a_text(encoder, tmp_path, capsys):
         for n in range(40)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    finetune(encoder, tmp_path / "out", "--train_file", path, "--num_train_epochs=3", "--class_weight", "balanced")
+    finetune(encoder, tmp_path / "out", "--train_file", path, "--num_train_epochs=3")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification" and config["id2label"] == {"0": "a", "1": "b"}
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())

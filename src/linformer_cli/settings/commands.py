@@ -196,9 +196,6 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     split_seed: Texts[Seed] = 0  # Seed of the validation split.
     max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
     max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
-    # `balanced` weights each class by its inverse frequency in the training texts.
-    class_weight: Training[Literal["none", "balanced"]] = "none"
-    label_smoothing_factor: Training[BelowOne] = 0.0  # Share of each target that is spread evenly over all classes.
     per_device_train_batch_size: Training[Count] = 16
     per_device_eval_batch_size: Evaluation[Count] = 32
     learning_rate: Training[Amount] = 5e-5
@@ -227,7 +224,6 @@ class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings,
     # PEFT's format, in addition to the model.
     adapter: Adapter[bool] = False
     adapter_rank: Adapter[Count] = 16  # Rank r of the LoRA adapter.
-    base_model_name: Adapter[str | None] = None  # Hub id of the teacher, for the adapter's files; default: its name.
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
     # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
@@ -243,7 +239,6 @@ class DistillSettings(LinearizeSettings, DocumentSettings, TrainingTextSettings,
     # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
     # has its own warm-up and decay to 0.
     joint_learning_rate_factor: Training[Positive] = 0.2
-    temperature: Training[Positive] = 1.0  # Softmax temperature of the loss on the predictions.
     warmup_steps: Training[CountOrZero] = 50
     eval_steps: Evaluation[Count] = 200
     save_steps: Evaluation[Count] = 200

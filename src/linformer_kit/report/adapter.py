@@ -12,7 +12,7 @@ from linformer_kit.report.base import table
 
 _FIGURES = {"cosine": "cosine of mean embeddings", "error": "error of the last hidden states"}
 # The teacher is named in the command; the others change no result.
-_NOT_REPEATED = ("teacher", "base_model_name", "report_to", "resume", "save_steps", "save_total_limit", "logging_steps")
+_NOT_REPEATED = ("teacher", "report_to", "resume", "save_steps", "save_total_limit", "logging_steps")
 
 
 def adapter_card(about: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -36,10 +35,9 @@ from linformer_kit.interop.loading import fingerprint, input_length, load_model,
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.tasks.classification import Classification, balanced_weights, curves
+from linformer_kit.training.tasks.classification import Classification, curves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,6 @@ class _Task:
     cut: dict[str, dict[str, int]]  # what `labelled_inputs` truncated, of training and validation
 
 
-@callers_random_state()
 def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """Fine-tune an encoder to classify texts, once for each seed.
 
@@ -152,9 +149,6 @@ def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np
         Logits of the best classifier for the validation texts in their order, and the results of this seed.
     """
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
-    weights = None
-    if settings.class_weight == "balanced":
-        weights = balanced_weights(torch.tensor(task.train.labels.tolist()), len(labels.names))
     # From short to long, so that batches need little padding.
     order = np.argsort(task.validation.lengths, kind="stable")
     model.config.trained_columns = dataclasses.asdict(task.texts.columns)
@@ -167,8 +161,6 @@ def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=seed,
         metrics=metrics,
-        class_weights=weights,
-        label_smoothing=settings.label_smoothing_factor,
     )
     in_epoch = Batches(classification, settings).updates_in_epoch
     updates = settings.max_steps or math.ceil(settings.num_train_epochs * in_epoch)

@@ -1,4 +1,4 @@
-"""What a training sets for its whole process: the group of processes, signals, random generators, kernels."""
+"""What a training sets for its whole process: the group of processes, signals, random generators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import functools
 import logging
 import multiprocessing
-import os
 import random
 import signal
 import threading
@@ -122,39 +121,3 @@ def seed_generators(*numbers: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@contextmanager
-def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Use deterministic kernels only, if wanted; the earlier settings are restored afterwards.
-
-    cuBLAS reads CUBLAS_WORKSPACE_CONFIG at its first use, so it has no effect if the process used the GPU before.
-    """
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        # `set_deterministic_debug_mode` would leave torch.compile's own setting as it was in the training.
-        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
-        torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def callers_random_state() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch afterwards, on the CPU and the current CUDA device.
-
-    Otherwise a program that trains twice with one seed would draw the same numbers after each training.
-    """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from transformers import enable_full_determinism
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
@@ -33,7 +34,7 @@ from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training
-from linformer_kit.training.process import deterministic_kernels, start_processes
+from linformer_kit.training.process import start_processes
 from linformer_kit.training.state import Plan, read_state
 from linformer_kit.training.tasks.base import Task
 
@@ -187,8 +188,9 @@ class Run:
         size = f"{task.model.num_parameters():,} parameters"
         logger.info("%s, %s, %s, on %s", label, size, training.engine.precision, self.process.device)
         try:
-            with deterministic_kernels(self.settings.full_determinism):
-                training.run()
+            if self.settings.full_determinism:
+                enable_full_determinism(plan.seed)
+            training.run()
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
                 rate = self.settings.learning_rate
