@@ -35,7 +35,7 @@ COMMANDS = {
     "pretrain": Command(
         settings.PretrainSettings, _TRAIN, "--train_file notes/ corpus.jsonl --output_dir my-model", recipe="tiny"
     ),
-    "finetune": Command(settings.FinetuneSettings, _TRAIN, "--model my-model --train_file reviews.csv --seeds 1 2 3"),
+    "finetune": Command(settings.FinetuneSettings, _TRAIN, "--model my-model --train_file reviews.csv"),
     "distill": Command(settings.DistillSettings, _TRAIN, "my-bert linear-bert --train_file articles/ books/"),
     "convert": Command(settings.ConvertSettings, _CONVERT, "FacebookAI/roberta-base my-linformer --projected_dim 256"),
     "adapters": Command(settings.AdaptersSettings, _CONVERT, ""),

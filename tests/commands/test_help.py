@@ -76,7 +76,6 @@ def test_usage(arguments, usage, capsys):
         ("distill", "--projection", "[default: mean_pool]"),
         ("convert", "--projection", "[default: linear, in place mean_pool]"),
         ("predict", "--output", "--output FILE "),
-        ("finetune", "--seeds", "--seeds INT [INT ...] Seeds; one training for each. [default: 0]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 0.006]"),
     ],

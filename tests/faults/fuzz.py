@@ -228,7 +228,7 @@ def prepared(folder: Path, corpus: Path, texts: Path, encoder: Path) -> Places:
         "roberta": RobertaForSequenceClassification(RobertaConfig(**shared, num_labels=3)),
     }
     models = {"encoder": encoder, "classifier": folder / "classifier"}
-    ignored = shutil.ignore_patterns("seed-*", "*.png", "manifest.json")
+    ignored = shutil.ignore_patterns("checkpoint-*", "*.png", "manifest.json")
     shutil.copytree(runs["finetune"], models["classifier"], ignore=ignored)
     for name, model in theirs.items():
         model.save_pretrained(folder / name)

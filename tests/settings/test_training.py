@@ -25,7 +25,7 @@ def settings(command: str, **fields: object):
         ("pretrain", "warmup_steps", -1, "greater than or equal to 0"),
         ("pretrain", "learning_rate", float("nan"), "a finite number"),
         ("pretrain", "seed", 2**32, "less than or equal to 4294967295"),
-        ("finetune", "seeds", [1, 2**32], "less than or equal to 4294967295"),
+        ("finetune", "seed", 2**32, "less than or equal to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),
         ("pretrain", "adam_epsilon", 0.0, "greater than 0"),
         ("pretrain", "mlm_probability", 1.0, "less than 1"),
@@ -52,7 +52,6 @@ def test_one_precision_at_most():
         ("lr_scheduler_type", {"pretrain", "finetune"}),
         ("load_best_model_at_end", {"pretrain"}),
         ("mlm_probability", {"pretrain", "distill"}),
-        ("seeds", {"finetune"}),
     ],
 )
 def test_commands_have_only_settings_that_they_support(name, commands):

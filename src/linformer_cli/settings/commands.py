@@ -116,6 +116,7 @@ class TrainingSettings(ResumeSettings):
     output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass.
     per_device_eval_batch_size: Evaluation[Count]  # Sequences per device and forward pass in evaluation.
+    seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
     learning_rate: Training[Amount]  # Highest learning rate, reached at the end of the warm-up.
     weight_decay: Training[Amount] = 0.01  # AdamW's weight decay; not applied to biases and LayerNorms.
@@ -167,7 +168,6 @@ class UpdateSettings(TrainingSettings):
     warmup_steps: Training[CountOrZero]  # Updates of linear warm-up.
     eval_steps: Evaluation[Count]  # Updates between evaluations.
     save_steps: Evaluation[Count]  # Updates between checkpoints.
-    seed: Training[Seed] = 0  # Seed of all random numbers.
 
 
 @settings
@@ -209,7 +209,6 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     # Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
-    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])  # Seeds; one training for each.
 
 
 @settings
