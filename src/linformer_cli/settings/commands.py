@@ -179,8 +179,6 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
     # replace `model` and `tokenizer`; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
-    # Values of k of which each update draws one, for `set_projected_dim`; default: only projected_dim.
-    elastic_projected_dims: Linear[list[int] | None] = None
     # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
     load_best_model_at_end: Evaluation[bool] = False
 

@@ -24,7 +24,6 @@ from linformer_kit.data.tokenizer import (
 from linformer_kit.interop.loading import fingerprint, load_model, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
-from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.run import Run, measurements
@@ -88,16 +87,7 @@ def _check(settings: PretrainSettings) -> None:
         raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
     if settings.model.max_position_embeddings == 1:
         raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
-    config = LinformerConfig(**dataclasses.asdict(settings.model))
-    if (dims := settings.elastic_projected_dims) is None:
-        return
-    if config.attention == "full" or not PROJECTIONS[config.projection].nested:
-        kind = "full attention" if config.attention == "full" else f"projection {config.projection}"
-        raise InputError(f"elastic_projected_dims: expected none with {kind}, got {dims}")
-    largest = config.largest_projected_dim
-    if not dims or not all(1 <= dim <= largest for dim in dims):
-        expected = f"one or more, each 1 to {largest} (projected_dim)"
-        raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
+    LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
 
 
 def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM) -> dict[str, Any]:
@@ -116,7 +106,6 @@ def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: Linfor
         validation=data.validation,
         seq_len=settings.model.max_position_embeddings,
         seed=settings.seed,
-        elastic_projected_dims=settings.elastic_projected_dims,
     )
     plan = Plan(
         updates=settings.max_steps,
