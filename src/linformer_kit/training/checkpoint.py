@@ -136,17 +136,13 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint:
         raise InputError(f"{path}: expected moments of this model's parameters, got {min(moments)}")
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a model; sharded tensors are gathered to the CPU, so all processes must call this."""
+def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
+    """The state dict of a sharded model, gathered to the CPU, so that all processes must call this; None of others."""
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None  # `save_pretrained` takes that of the model
     tensors = model.state_dict(keep_vars=True)  # tied weights are the same object, and stay it
     wholes = {id(tensor): _whole(tensor.detach()) for tensor in tensors.values()}
     return {name: wholes[id(tensor)] for name, tensor in tensors.items()}
-
-
-def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
-    """State dict for `save_pretrained`; None for a model that is not sharded."""
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return whole_weights(model) if sharded else None
 
 
 def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:

@@ -279,8 +279,9 @@ class Training:
 
     def _stop_if_asked(self) -> None:
         """After a signal to stop in any process, save a checkpoint and raise `Stopped` in all of them."""
-        requested = torch.tensor(self._request.signal, device=self.device)
-        signal = int(self._reduced(requested, torch.distributed.ReduceOp.MAX))
+        signal = self._request.signal
+        if self.processes > 1:
+            signal = int(self._reduced(torch.tensor(signal, device=self.device), torch.distributed.ReduceOp.MAX))
         if not signal:
             return
         self._save()
