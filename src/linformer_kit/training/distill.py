@@ -31,6 +31,7 @@ from linformer_kit.training.adapter import (
 )
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.answers import kind_of
@@ -45,6 +46,7 @@ _BY_TOKEN = ("words", "tokens", "embeddings")
 ADAPTER = "adapter"  # subfolder of the output folder
 
 
+@callers_random_state()
 def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     """Linearise a pretrained encoder and distil the original into it.
 

@@ -27,11 +27,13 @@ from linformer_kit.interop.loading import fingerprint, input_length, load_model,
 from linformer_kit.report.classification import write_finetune_report, write_mistakes
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.classification import Classification, curves
 
 
+@callers_random_state()
 def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """Fine-tune an encoder to classify texts.
 

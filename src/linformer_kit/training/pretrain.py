@@ -26,6 +26,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
@@ -36,6 +37,7 @@ _SHOWN = 12  # tokens around a masked word that the report shows
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
 
 
+@callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """Pretrain a masked language model.
 

@@ -127,6 +127,21 @@ def seed_generators(*numbers: int) -> None:
     torch.manual_seed(seed)
 
 
+@contextmanager
+def callers_random_state() -> Iterator[None]:
+    """Restore the global generators of Python, numpy and torch afterwards, on the CPU and the current CUDA device.
+
+    Otherwise a program that trains twice with one seed would draw the same numbers after each training.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
 def keep_freed_memory() -> None:
     """Keep freed memory in this process for later tensors, instead of returning it to the operating system.
 
