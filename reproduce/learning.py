@@ -34,8 +34,8 @@ from matplotlib.figure import Figure
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
+from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, markdown, mean_and_deviation, run
 
 BASE: dict[str, Any] = {

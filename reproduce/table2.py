@@ -38,9 +38,9 @@ from linformer_kit.data.examples import Example
 from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.training.engine import projection_parameters
 from linformer_kit.training.finetune import finetune, load_encoder
-from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.optimizer import projection_parameters
+from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, by_name, markdown, mean_and_deviation, run
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
@@ -147,7 +147,7 @@ def _train(
         common,
         learning_rate=rate,
         projection_learning_rate_factor=factor,
-        seeds=[seed],
+        seed=seed,
         max_train_samples=few or common.max_train_samples,
         max_eval_samples=min(filter(None, (few, common.max_eval_samples)), default=None),
         output_dir=str(folder),
@@ -158,13 +158,12 @@ def _train(
     except DivergedError:
         results.add(**key, accuracy=None)
     else:
-        (trained,) = found["runs"]
         results.add(
             **key,
             parameters=found["model"]["parameters"],
             **{side: found["texts"][side] for side in ("train", "validation")},
-            **{metric: trained["metrics"][metric] for metric in found["metrics"]},
-            **{measured: trained[measured] for measured in ("updates", "seconds", "right")},
+            **{metric: value for metric, value in found["metrics"].items() if metric != "loss"},
+            **{measured: found[measured] for measured in ("updates", "seconds", "right")},
         )
     shutil.rmtree(folder)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linformer_cli.settings import DistillSettings, FinetuneSettings, ModelSettings, PretrainSettings
-from linformer_kit.training import distill, finetune, memory, pretrain
+from linformer_kit.training import distill, finetune, pretrain, process
 from tests.conftest import PRETRAIN_SIZES, write_corpus, write_model, write_teacher
 from tests.process_state import changed, process_state
 
@@ -76,7 +76,7 @@ def trainings(folder: Path) -> dict:
 @pytest.mark.e2e
 def test_trainings_change_nothing(drawn, tmp_path, monkeypatch):
     """Signals, generators, threads, loggers, malloc: the next lines of the program go on as if nothing had been."""
-    monkeypatch.setattr(memory, "ctypes", None)  # telling the C library anything would fail
+    monkeypatch.setattr(process, "ctypes", None)  # telling the C library anything would fail
     for train, settings in trainings(tmp_path).items():
         random.seed(3), np.random.seed(5), torch.manual_seed(7)
         before = process_state()

@@ -39,9 +39,7 @@ COMMANDS = {
         "--train_file notes/ corpus.jsonl --output_dir my-model",
         "tiny",
     ),
-    "finetune": Command(
-        _S.FinetuneSettings, _TRAIN, "commands.finetune", "--model my-model --train_file reviews.csv --seeds 1 2 3"
-    ),
+    "finetune": Command(_S.FinetuneSettings, _TRAIN, "commands.finetune", "--model my-model --train_file reviews.csv"),
     "distill": Command(
         _S.DistillSettings, _TRAIN, "commands.distill", "my-bert linear-bert --train_file articles/ books/"
     ),

@@ -43,6 +43,13 @@ def versions() -> dict[str, str]:
     }
 
 
+def most_bytes(device: torch.device) -> int | None:
+    """Peak memory of this process: resident memory on a CPU, allocated memory on an accelerator; None if unknown."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    return status_bytes("VmHWM")
+
+
 def status_bytes(name: str) -> int | None:
     """A memory value of this process from /proc/self/status, by its name in proc(5), in bytes; None if not on Linux."""
     status = Path("/proc/self/status")

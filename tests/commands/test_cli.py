@@ -40,8 +40,8 @@ def test_spellings(arguments, name, value):
 
 
 def test_lists_of_numbers():
-    for words in (["--seeds", "8", "16"], ["--seeds=[8, 16]"], ["--seeds=8", "--seeds", "8", "16"]):
-        assert parse(["finetune", "--model", "m", *words])[1].seeds == [8, 16]
+    for words in (["--lengths", "8", "16"], ["--lengths=[8, 16]"], ["--lengths=8", "--lengths", "8", "16"]):
+        assert parse(["bench", *words])[1].lengths == [8, 16]
 
 
 def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
@@ -83,7 +83,7 @@ def test_names_in_a_list_stay_as_they_are():
         (["fill-mask", "folder"], "the following arguments are required: TEXT"),
         (["finetune"], "model: expected a value, got none"),
         (["predic"], "(did you mean predict?)"),
-        (["finetune", "--model", "m", "--seeds", "8", "few"], "seeds: expected a valid integer, got few"),
+        (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):

@@ -68,7 +68,6 @@ def test_usage(name, usage, capsys):
     [
         ("distill", "--projection", "[default: mean_pool]"),
         ("convert", "--projection", "[default: linear, in place mean_pool]"),
-        ("finetune", "--seeds", "--seeds INT [INT ...] Seeds; one training for each. [default: 0]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 0.006]"),
     ],

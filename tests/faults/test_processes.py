@@ -40,7 +40,7 @@ PRETRAIN = {
     "activation_checkpointing": "true",
     "model.hidden_dropout_prob": 0.0,
 }
-DRAWN = {"gradient_accumulation_steps": 2, "model.local_convolution": 3, "elastic_projected_dims": "[7, 3]"}
+ACCUMULATED = {"gradient_accumulation_steps": 2, "model.local_convolution": 3}
 SHARDED = {"fully_shard": "true"}
 
 
@@ -59,7 +59,7 @@ def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
         batch = OPTIONS | {"per_device_train_batch_size": 4 // processes}
         commands = [
             pretrain_command(corpus, folder / "whole", **batch, **PRETRAIN),
-            pretrain_command(corpus, folder / "drawn", **batch, **PRETRAIN, **DRAWN),
+            pretrain_command(corpus, folder / "accumulated", **batch, **PRETRAIN, **ACCUMULATED),
             finetune_command(still, texts, folder / "finetune", **batch, **rate),
         ]
         if processes == 2:
@@ -73,7 +73,7 @@ def last(folder: Path) -> Path:
     return checkpoint
 
 
-@pytest.mark.parametrize("name", ["whole", "drawn", "finetune"])
+@pytest.mark.parametrize("name", ["whole", "accumulated", "finetune"])
 def test_two_processes_learn_what_one_learns(folders, name):
     """Parameters and losses to rounding, which the order of the sums changes; as many checkpoints, by one writer."""
     check_equal(*(last(folders[processes] / name) for processes in (1, 2)))

@@ -60,13 +60,6 @@ def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fiel
     assert "by the size of its weights" in error or "expected the size of its weights" in error
 
 
-@pytest.mark.parametrize("runs", [3, [{"seed": 5, "metrics": {"loss": "a"}}]])
-def test_earlier_results_rejected(places, tmp_path, capsys, runs):
-    shutil.copytree(places.runs["finetune"], tmp_path / "run")
-    write_part(tmp_path / "run" / "metrics.json", runs=runs)
-    assert "metrics.json" in fail_last_line(capsys, *places.commands["finetune"](tmp_path), "--resume")
-
-
 def test_starts_rejected(places, tmp_path, capsys):
     shutil.copytree(places.runs["pretrain"], tmp_path / "run")
     write_part(tmp_path / "run" / "run.json", starts=3)

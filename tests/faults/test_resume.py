@@ -46,10 +46,6 @@ def name(case: tuple[str, str, int, int]) -> str:
     return "-".join(map(str, case))
 
 
-def checkpoints(folder: Path) -> Path:
-    return folder / "seed-0" if (folder / "seed-0").is_dir() else folder
-
-
 def check(command, cases, tmp_path: Path, processes: int, cuts: tuple[bool, ...] = (False, True)) -> None:
     """Each case, with options of its own, whole and from checkpoints on: within an epoch, and at the end of one."""
     named = {f"{number}-{name(case)}": (case, options) for number, (case, options) in enumerate(cases)}
@@ -61,8 +57,7 @@ def check(command, cases, tmp_path: Path, processes: int, cuts: tuple[bool, ...]
         resumed.append([*command(case, copy, processes, **options), "--resume"])
     run_all(resumed, processes)
     for key, at_end in itertools.product(named, cuts):
-        whole, again = (checkpoints(tmp_path / folder) for folder in (key, f"{key}-{at_end}"))
-        assert_equal(again / f"checkpoint-{UPDATES}", whole / f"checkpoint-{UPDATES}")
+        assert_equal(*(tmp_path / folder / f"checkpoint-{UPDATES}" for folder in (f"{key}-{at_end}", key)))
 
 
 SHARDED = {"fully_shard": "true"}

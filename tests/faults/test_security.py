@@ -163,12 +163,10 @@ def test_a_run_is_resumed_beside_pickles_and_code(
     assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=2), "--resume"]) is None, "a finished one"
     assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=3), "--resume"]) is None
     assert find_checkpoint(run) == (run / "checkpoint-3", [])
-    seeds = copied(finetuned, tmp_path / "seeds")
-    everywhere(seeds, witness)
-    for name in ("metrics.json", "checkpoint-2"):
-        for path in seeds.rglob(name):
-            path.unlink() if path.is_file() else shutil.rmtree(path)
-    assert outcome(capsys, [*finetune_command(encoder, texts, seeds, max_steps=2), "--resume"]) is None
+    classifier = copied(finetuned, tmp_path / "classifier")
+    everywhere(classifier, witness)
+    shutil.rmtree(classifier / "checkpoint-2")
+    assert outcome(capsys, [*finetune_command(encoder, texts, classifier, max_steps=2), "--resume"]) is None
 
 
 @pytest.mark.parametrize("missing", ["model", "optimizer"])
@@ -274,7 +272,7 @@ def test_a_manifest_names_no_file_elsewhere(tmp_path):
 def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     run = tmp_path / "run"
     run.mkdir()
-    for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0"):
+    for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1"):
         (run / name).symlink_to(precious)
     (run / "checkpoint-4").mkdir()
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from linformer_kit.report.base import html_of, write_json, write_report
-from linformer_kit.report.classification import best_run, class_table, draw_confusion, mistake_table
+from linformer_kit.report.classification import class_table, draw_confusion, mistake_table
 from linformer_kit.report.figures import draw_curves
 from linformer_kit.report.pretraining import write_pretrain_report
 
@@ -99,12 +99,6 @@ def test_classes_of_any_names_can_be_drawn(names, tmp_path):
         warnings.simplefilter("error")
         draw_confusion(matrix, names, tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_best_run_has_the_least_loss_or_the_largest_metric():
-    runs = [{"metrics": {"accuracy": 0.5, "loss": 0.1}}, {"metrics": {"accuracy": 0.6, "loss": 0.2}}]
-    assert best_run({"metric_for_best_model": "loss", "runs": runs}) is runs[0]
-    assert best_run({"metric_for_best_model": "accuracy", "runs": runs}) is runs[1]
 
 
 def test_of_many_classes_the_most_frequent_are_shown():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
 
-from linformer_kit.training import pretrain
+from linformer_kit import LinformerConfig
 from reproduce import figure3, learning
 from reproduce.common import run
 from reproduce.learning import BASE, STUDIES, Study, Variant, pretrain_settings
@@ -30,7 +31,7 @@ def start(script, folder, *options: object) -> dict:
 def test_settings_of_all_variants_are_valid(name):
     for variant in STUDIES[name].variants.values():
         values = BASE | STUDIES[name].base | variant.changes | {"learning_rate": variant.rates[0]}
-        pretrain._check(pretrain_settings(values))
+        LinformerConfig(**dataclasses.asdict(pretrain_settings(values).model))
     assert set(STUDIES[name].drawn) <= set(STUDIES[name].variants)
 
 

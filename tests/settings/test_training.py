@@ -22,7 +22,7 @@ def settings(command: str, **fields: object):
     [
         ("distill", "max_steps", 0, "greater than or equal to 1"),
         ("pretrain", "learning_rate", float("nan"), "a finite number"),
-        ("finetune", "seeds", [1, 2**32], "less than or equal to 4294967295"),
+        ("finetune", "seed", 2**32, "less than or equal to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),
         ("distill", "sharing", "all", "'none', 'headwise', 'key_value' or 'layerwise'"),
     ],

@@ -99,4 +99,4 @@ def test_a_place_that_is_not_in_the_data_is_rejected(process, batches):
     process(0, 1)
     message = f"position: expected fewer than 5 batches in an epoch, got {batches}"
     with pytest.raises(InputError, match=f"^{message}$"):
-        Batches(echo(), small_settings()).updates(Position(1, batches))
+        Batches(echo(), small_settings()).epochs(Position(1, batches))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -20,7 +19,6 @@ from transformers import (
 
 from linformer_cli.cli import main
 from linformer_kit.inference.predict import read_classes
-from linformer_kit.report.classification import best_run
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
 pytestmark = pytest.mark.e2e
@@ -70,43 +68,38 @@ def held_out(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(encoder, texts, held_out, tmp_path_factory) -> Path:
-    """One run with two seeds, shared by all tests that do not change it."""
+    """One run, shared by all tests that do not change it."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    finetune(
-        encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=8"
-    )
+    files = ["--train_file", texts, "--validation_file", held_out]
+    finetune(encoder, folder, *files, "--seed=1", "--num_train_epochs=8")
     return folder
 
 
 def test_a_run_leaves_everything_that_a_user_needs(run):
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.json", "metrics.md", "run.json"}
-    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl", "seed-1", "seed-2"}
+    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl"}
     assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "confusion.png"))
 
 
-def test_it_learns_and_the_best_seed_is_kept(run):
+def test_it_learns_and_the_best_checkpoint_is_kept(run):
     results = json.loads((run / "metrics.json").read_text())
-    accuracies = {each["seed"]: each["metrics"]["accuracy"] for each in results["runs"]}
-    assert set(accuracies) == {1, 2} and max(accuracies.values()) > 0.9
-    assert results["summary"]["accuracy"]["mean"] == pytest.approx(sum(accuracies.values()) / 2)
-    best = max(results["runs"], key=lambda each: each["metrics"]["accuracy"])
-    assert sum(map(sum, best["confusion"])) == results["texts"]["validation"]
-    table = (run / "metrics.md").read_text()
-    assert "| mean ± sd |" in table and f"seed {best['seed']}" in table and "`unhappy`" in table
-    kept = AutoModelForSequenceClassification.from_pretrained(run)
-    checkpoint = run / f"seed-{best['seed']}" / f"checkpoint-{best['best_updates']}"
-    for ours, theirs in zip(
-        kept.parameters(), AutoModelForSequenceClassification.from_pretrained(checkpoint).parameters(), strict=True
-    ):
-        assert torch.equal(ours, theirs)
+    assert (
+        results["metrics"]["accuracy"] > 0.9 and sum(map(sum, results["confusion"])) == results["texts"]["validation"]
+    )
+    assert "`unhappy`" in (run / "metrics.md").read_text()
+    best, kept = (
+        AutoModelForSequenceClassification.from_pretrained(folder)
+        for folder in (run / f"checkpoint-{results['best_updates']}", run)
+    )
+    assert all(map(torch.equal, kept.parameters(), best.parameters()))
 
 
 def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
     main(["evaluate", str(run), "--validation_file", str(held_out), "--output_dir", str(tmp_path / "out")])
     assert "| accuracy | macro_f1 | loss |" in capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    trained = best_run(json.loads((run / "metrics.json").read_text()))
+    trained = json.loads((run / "metrics.json").read_text())
     assert results["confusion"] == trained["confusion"] and results["by_class"] == trained["by_class"]
     assert results["metrics"] == pytest.approx(trained["metrics"], rel=1e-2)
     assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
@@ -119,11 +112,11 @@ def test_several_classes_of_a_text(encoder, tmp_path, capsys):
         for n in range(40)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    finetune(encoder, tmp_path / "out", "--train_file", path, "--num_train_epochs=3", "--class_weight", "balanced")
+    finetune(encoder, tmp_path / "out", "--train_file", path, "--num_train_epochs=3")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification" and config["id2label"] == {"0": "a", "1": "b"}
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert results["metric_for_best_model"] == "micro_f1" and results["runs"][0]["confusion"] is None
+    assert results["metric_for_best_model"] == "micro_f1" and results["confusion"] is None
     capsys.readouterr()
     main(["predict", str(tmp_path / "out"), str(path), "--threshold", "0"])
     assert all(json.loads(line)["label"] == ["a", "b"] for line in capsys.readouterr().out.splitlines())
@@ -151,7 +144,7 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
     steps += [f"--cache_dir={tmp_path / 'cache'}", "--projected_dim=4", "--per_device_train_batch_size=2"]
     main(["distill", str(tmp_path / "out"), made["student"], *map(str, pairs), *steps])
-    checkpoint = next((tmp_path / "out" / "seed-0").glob("checkpoint-*"))
+    checkpoint = next((tmp_path / "out").glob("checkpoint-*"))
     (tmp_path / "one.csv").write_text("text\ngood\n")
     for model in (checkpoint, *made.values()):
         assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", model, tmp_path / "one.csv")
@@ -160,34 +153,27 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
 
 
 def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):
-    # 54 texts are 14 updates a pass. As if the second seed had been interrupted in its second one, and the first was done.
-    options = ["--train_file", texts, "--seeds", 1, 2, "--save_total_limit=9"]
+    # 54 texts are 14 updates a pass; as if it had been interrupted in the second one.
+    options = ["--train_file", texts, "--save_total_limit=9"]
     options += ["--per_device_train_batch_size=4", "--eval_steps=9", "--max_steps=27"]
     finetune(encoder, tmp_path / "whole", *options)
     shutil.copytree(tmp_path / "whole", cut := tmp_path / "cut")
-    shutil.rmtree(cut / "seed-2" / "checkpoint-27")
-    results = json.loads((cut / "metrics.json").read_text())
-    results["runs"] = [each for each in results["runs"] if each["seed"] == 1]
-    (cut / "metrics.json").write_text(json.dumps(results))
+    shutil.rmtree(cut / "checkpoint-27")
     finetune(encoder, cut, *options, "--resume")
-    first, second = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"] for name in ("whole", "cut"))
-    for ours, theirs in zip(first, second, strict=True):
-        assert (ours["metrics"], ours["curve"]) == (theirs["metrics"], theirs["curve"])
-        assert theirs["seconds"] > 0 and theirs["texts_per_second"] > 0
-    assert second[1]["seconds"] > first[1]["seconds"] / 27 * 18, "with the updates of the process that was interrupted"
+    whole, resumed = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "cut"))
+    assert (whole["metrics"], whole["curve"]) == (resumed["metrics"], resumed["curve"])
+    assert resumed["seconds"] > whole["seconds"] / 27 * 18, "with the updates of the process that was interrupted"
     with pytest.raises(SystemExit):
         finetune(encoder, cut, *options, "--resume", "--learning_rate=1e-3")
-    capsys.readouterr()
     (cut / "confusion.png").unlink()
-    finetune(encoder, cut, *options, "--seeds", 1, "--resume")
-    assert "mean ± sd" in capsys.readouterr().out, "nothing left to do, and no seed is lost"
-    assert (cut / "confusion.png").exists() and yaml.safe_load((cut / "settings.yaml").read_text())["seeds"] == [1, 2]
+    finetune(encoder, cut, *options, "--resume")
+    assert (cut / "confusion.png").exists(), "although no update was left"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
+        (["--metric_for_best_model=f2"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'f2'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
         (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
         (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),

@@ -13,11 +13,10 @@ import torch
 
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.training import batches, loop
-from linformer_kit.training.engine import Engine
-from linformer_kit.training.loop import Training, measure
+from linformer_kit.training.loop import Training
 from linformer_kit.training.process import seed_generators
 from linformer_kit.training.tasks.base import Task
-from tests.training.conftest import after_updates, losses, same_parameters, small_settings
+from tests.training.conftest import after_updates, losses, same_parameters
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +61,7 @@ def test_seeds_of_dropout_are_functions_of_update_pass_and_rank(build, tmp_path)
     assert seeds_of(build("rest", **fields, checkpoint=tmp_path / "whole" / "checkpoint-3")) == found[5:]
     for other in ({"rank": 1}, {"seed": 6}):
         training = build("other", **fields, **{name: value for name, value in other.items() if name == "seed"})
-        training.engine.rank = other.get("rank", 0)
+        training.rank = other.get("rank", 0)
         training._save = lambda: None  # as a process that is not the first
         assert not set(seeds_of(training)) & set(found)
 
@@ -100,13 +99,7 @@ def test_moments_are_reset_before_one_update(build, tmp_path):
 
     def watched(folder: str, **more: object) -> Training:
         training = build(folder, restart=3, **more)
-        step = training.engine.step
-
-        def counted(share: float) -> None:
-            known.append(len(training.engine.optimizer.state))
-            step(share)
-
-        training.engine.step = counted
+        training.optimizer.register_step_pre_hook(lambda *_: known.append(len(training.optimizer.state)))
         training.run()
         return training
 
@@ -179,7 +172,10 @@ class Numbers(Task):
     """Validation items are numbers, and measured as they are, with a row of several."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(torch.nn.Linear(2, 3), None, train=[], validation=range(count), collate=self.gather)
+        super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
+
+    def order(self, epoch, *, together, multiple):
+        return [0]
 
     @staticmethod
     def gather(numbers: list[int]) -> dict[str, torch.Tensor]:
@@ -191,28 +187,25 @@ class Numbers(Task):
 
 
 @pytest.mark.parametrize(("count", "processes", "workers"), [(7, 1, 2), (2, 5, 0), (12, 2, 0)])
-def test_each_validation_item_counts_once(monkeypatch, count, processes, workers):
+def test_each_validation_item_counts_once(build, monkeypatch, count, processes, workers):
     """In all processes together, in their order; each has equally many batches."""
-    task, settings = Numbers(count), small_settings(per_device_eval_batch_size=3, dataloader_num_workers=workers)
-    engine, parts = Engine(task, settings), []
+    training, parts = build(task=Numbers(count), dataloader_num_workers=workers), []
     monkeypatch.setattr(loop, "gather_object", lambda part: (parts.append(part[0]), part)[1])
     for rank in range(processes):
         state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
         monkeypatch.setattr(batches, "PartialState", lambda state=state: state)
-        measure(task, settings, engine)
+        training.measure()
     assert len({len(part) for part in parts}) == 1, "models in pieces need them"
     monkeypatch.setattr(loop, "gather_object", lambda _: parts)
-    numbers, rows = measure(task, settings, engine)
+    numbers, rows = training.measure()
     assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
     assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
 
 
-def test_no_gradient_and_the_precision_of_the_training():
+def test_no_gradient_and_the_precision_of_the_training(build):
     seen = []
     task = Numbers(5)
     task.measure = lambda batch: (seen.append((torch.is_grad_enabled(), task.training, torch.is_autocast_enabled("cpu"))), (batch["numbers"],))[1]  # fmt: skip
     for asked in ("true", "false"):
-        settings = small_settings(bf16=asked)
-        engine = Engine(task.train(), settings)
-        measure(task, settings, engine)
+        build(task=task.train(), bf16=asked).measure()
     assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2

@@ -38,7 +38,7 @@ def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
     assert whole.state.logged("skipped_updates") == {2: 1, 4: 2}
     assert list(whole.state.logged("loss")) == [1, 3, 5, 6, 7]
     assert all(map(math.isfinite, losses(whole)))
-    assert {float(state["step"]) for state in whole.engine.optimizer.state.values()} == {5.0}
+    assert {float(state["step"]) for state in whole.optimizer.state.values()} == {5.0}
     checkpoint = tmp_path / "whole" / "checkpoint-3"
     resumed = run("on", task=spoilt(masked(), *wrong), max_skipped_updates=2, checkpoint=checkpoint)
     assert resumed.state.logged("skipped_updates") == {2: 1, 4: 2}
@@ -53,7 +53,7 @@ def test_an_update_follows_a_skipped_one_in_float16(masked, build):
     training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
     training.run()
     assert training.skipped_updates == 1 and training.state.update == 7
-    assert training.engine.scaler_state()["scale"] == 65536.0
+    assert training.state.scaler["scale"] == 65536.0
     assert list(training.state.logged("loss")) == [2, 4, 6]
     assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
 

@@ -1,15 +1,14 @@
-"""What a training sets for its process: generators, kernels, the device."""
+"""What a training sets for its process: generators and the device."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
-import pytest
 import torch
 from accelerate import PartialState
 
-from linformer_kit.training.process import deterministic_kernels, seed_generators, start_processes
+from linformer_kit.training.process import seed_generators, start_processes
 
 
 def draw() -> tuple[float, float, float]:
@@ -27,26 +26,6 @@ def test_equal_numbers_give_equal_streams_and_others_give_others():
     assert found == [drawn(*numbers) for numbers in seeds]
     for streams in zip(*found, strict=True):
         assert len(set(streams)) == len(seeds)
-
-
-def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatch):
-    """And as before afterwards, whatever is raised; also the setting of torch.compile."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    with deterministic_kernels(False):
-        assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
-    try:
-        for mode in ("default", "warn"):
-            torch.set_deterministic_debug_mode(mode)
-            before = torch.get_deterministic_debug_mode()
-            with pytest.raises(ZeroDivisionError), deterministic_kernels(True):
-                assert torch.get_deterministic_debug_mode() == 2 and not torch.backends.cudnn.benchmark
-                assert torch._inductor.config.deterministic
-                raise ZeroDivisionError
-            assert torch.get_deterministic_debug_mode() == before and torch.backends.cudnn.benchmark
-            assert torch._inductor.config.deterministic == (mode == "warn")
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):

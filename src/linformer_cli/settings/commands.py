@@ -123,6 +123,7 @@ class TrainingSettings(ResumeSettings):
     output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass.
     per_device_eval_batch_size: Evaluation[Count]  # Sequences per device and forward pass in evaluation.
+    seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
     learning_rate: Training[Amount]  # Highest learning rate, reached at the end of the warm-up.
     weight_decay: Training[Amount] = 0.01  # AdamW's weight decay; not applied to biases and LayerNorms.
@@ -174,7 +175,6 @@ class UpdateSettings(TrainingSettings):
     warmup_steps: Training[CountOrZero]  # Updates of linear warm-up.
     eval_steps: Evaluation[Count]  # Updates between evaluations.
     save_steps: Evaluation[Count]  # Updates between checkpoints.
-    seed: Training[Seed] = 0  # Seed of all random numbers.
 
 
 @settings
@@ -186,8 +186,6 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
     # replace `model` and `tokenizer`; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
-    # Values of k of which each update draws one, for `set_projected_dim`; default: only projected_dim.
-    elastic_projected_dims: Linear[list[int] | None] = None
     # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
     load_best_model_at_end: Evaluation[bool] = False
 
@@ -203,9 +201,6 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     split_seed: Texts[Seed] = 0  # Seed of the validation split.
     max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
     max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
-    # `balanced` weights each class by its inverse frequency in the training texts.
-    class_weight: Training[Literal["none", "balanced"]] = "none"
-    label_smoothing_factor: Training[BelowOne] = 0.0  # Share of each target that is spread evenly over all classes.
     per_device_train_batch_size: Training[Count] = 16
     per_device_eval_batch_size: Evaluation[Count] = 32
     learning_rate: Training[Amount] = 5e-5
@@ -219,7 +214,6 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     # Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
-    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])  # Seeds; one training for each.
 
 
 @settings
@@ -234,7 +228,6 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     # PEFT's format, in addition to the model.
     adapter: Adapter[bool] = False
     adapter_rank: Adapter[Count] = 16  # Rank r of the LoRA adapter.
-    base_model_name: Adapter[str | None] = None  # Hub id of the teacher, for the adapter's files; default: its name.
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
     # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
@@ -250,7 +243,6 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
     # has its own warm-up and decay to 0.
     joint_learning_rate_factor: Training[Positive] = 0.2
-    temperature: Training[Positive] = 1.0  # Softmax temperature of the loss on the predictions.
     warmup_steps: Training[CountOrZero] = 50
     eval_steps: Evaluation[Count] = 200
     save_steps: Evaluation[Count] = 200

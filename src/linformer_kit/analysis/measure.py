@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
-from linformer_kit.environment import status_bytes
-from linformer_kit.training.memory import most_bytes
+from linformer_kit.environment import most_bytes, status_bytes
 
 Name = TypeVar("Name", bound=Hashable)
 

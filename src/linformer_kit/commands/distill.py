@@ -4,7 +4,7 @@ from accelerate import PartialState
 
 from linformer_cli.settings import DistillSettings
 from linformer_kit.training.distill import distill
-from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.process import keep_freed_memory
 
 
 def main(settings: DistillSettings) -> None:

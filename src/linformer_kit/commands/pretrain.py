@@ -5,8 +5,8 @@ from transformers import AutoTokenizer
 
 from linformer_cli.errors import DivergedError
 from linformer_cli.settings import PretrainSettings
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
+from linformer_kit.training.process import keep_freed_memory
 
 
 def main(settings: PretrainSettings) -> None:

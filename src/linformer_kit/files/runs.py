@@ -16,7 +16,6 @@ from linformer_kit.files.writing import remove_tree
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
-SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 # The file that marks a folder as a run of this package; without it, `overwrite` must not delete anything.
 RUN_MARK = "run.json"
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
@@ -101,8 +100,7 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
 
 def holds_run(folder: Path) -> bool:
     """Whether the folder contains a run, or files of a model that a run would overwrite."""
-    places = [folder, *_seeds(folder)]
-    return any(map(checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
+    return bool(checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
 
 
 def checkpoint_path(folder: Path, updates: int) -> Path:
@@ -148,21 +146,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
-def _seeds(folder: Path) -> list[Path]:
-    """The folders of the seeds of a fine-tuning run."""
-    return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
-
-
 def _remove_run(folder: Path) -> None:
     """Remove the files of a run and folders that become empty; of symbolic links only the links."""
     recover(folder, CHECKPOINT)
-    for seed in _seeds(folder):
-        if seed.is_symlink():
-            seed.unlink()
-            continue
-        _remove_run(seed)
-        if not any(seed.iterdir()):
-            seed.rmdir()
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from jaxtyping import Float, Num
 from scipy.special import expit, log_expit, log_softmax, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
-from linformer_cli.errors import InputError
 from linformer_kit.data.examples import Example, Labels
 from linformer_kit.data.labelled import ACCURACY, F1, MACRO_F1, MICRO_F1
 
@@ -114,21 +112,3 @@ def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
     if targets.ndim == 2:
         return -log_expit(np.where(targets == 1, logits, -logits)).mean(axis=1)
     return -np.take_along_axis(log_softmax(logits, axis=1), targets[:, None].astype(np.int64), axis=1)[:, 0]
-
-
-def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
-    """Mean of each metric over the runs and, if there are several, the sample standard deviation."""
-    of_runs = {name: [run["metrics"][name] for run in runs] for name in metrics}
-    return {
-        name: {
-            "mean": statistics.fmean(values),
-            "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for name, values in of_runs.items()
-    }
-
-
-def check_metric(name: str | None, metrics: Sequence[str]) -> None:
-    """Reject a metric that is not measured."""
-    if name is not None and name not in metrics and name != "loss":
-        raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")

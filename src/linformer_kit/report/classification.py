@@ -28,21 +28,15 @@ def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
     path = folder / _MISTAKES
     lines = path.read_text(encoding="utf-8").split("\n")[:_SHOWN_MISTAKES] if path.exists() else []
     worst = [json.loads(line) for line in lines if line]
-    _draw_curves(results, folder / "curve.png")
-    model, texts, metrics, best = results["model"], results["texts"], results["metrics"], best_run(results)
-    rows = [
-        [
-            str(run["seed"]),
-            *(f"{run['metrics'][name]:.3f}" for name in (*metrics, "loss")),
-            f"{run['best_updates']:,} of {run['updates']:,}",
-            f"{run['seconds']:,.0f}",
-        ]
-        for run in results["runs"]
+    losses = {name: points for name, points in results["curve"].items() if name.endswith(" loss")}
+    scores = {name: points for name, points in results["curve"].items() if name not in losses}
+    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(scores))}": scores}, folder / "curve.png")
+    model, texts, metrics = results["model"], results["texts"], results["metrics"]
+    row = [
+        *(f"{value:.3f}" for value in metrics.values()),
+        f"{results['best_updates']:,} of {results['updates']:,}",
+        f"{results['seconds']:,.0f}",
     ]
-    if len(rows) > 1:
-        summary = results["summary"]
-        spread = [f"{summary[name]['mean']:.3f} ± {summary[name]['standard_deviation']:.3f}" for name in metrics]
-        rows.append(["mean ± sd", *spread, "", "", ""])
     cut = [
         f"{lost['texts']:,} {side} texts lost {lost['tokens'] / lost['of_tokens']:.1%} of all tokens"
         for side, lost in (("training", texts["cut"]["train"]), ("validation", texts["cut"]["validation"]))
@@ -53,32 +47,27 @@ def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
         "",
         f"{model['name']} ({model['type']}, {model['parameters']:,} parameters) on {texts['description']}.",
         "",
-        *table(["seed", *metrics, "loss (nats)", "best after updates", "training, s"], rows),
+        *table([*metrics, "best after updates", "training, s"], [row]),
         "",
-        f"The classifier is that of seed {best['seed']}. "
-        + (f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated."),
+        f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated.",
         "",
-        *class_table(best, texts["labels"]),
+        *class_table(results, texts["labels"]),
         *mistake_table(worst),
     ]
-    _draw_confusion_of(best, texts["labels"], folder)
+    _draw_confusion_of(results, folder)
     write_report(results, folder, lines)
-
-
-def _draw_curves(results: dict[str, Any], path: Path) -> None:
-    """Plot losses and metrics against updates, a line for each seed."""
-    curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
-    losses = {name: points for name, points in curves.items() if " loss," in name}
-    metrics = {name: points for name, points in curves.items() if name not in losses}
-    names = {name for run in results["runs"] for name in run["curve"] if not name.endswith(" loss")}
-    draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(names))}": metrics}, path)
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> None:
     """Write metrics, classes and all mistakes into a folder."""
     write_mistakes(results["mistakes"], folder)
-    _draw_confusion_of(results, results["texts"]["labels"], folder)
+    _draw_confusion_of(results, folder)
     write_report(results, folder, evaluation_lines(results))
+
+
+def _draw_confusion_of(results: dict[str, Any], folder: Path) -> None:
+    if results["confusion"] is not None:  # as for multi-label texts
+        draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
 
 
 def evaluation_lines(results: dict[str, Any]) -> list[str]:
@@ -92,21 +81,9 @@ def evaluation_lines(results: dict[str, Any]) -> list[str]:
     return lines + mistake_table(results["mistakes"])
 
 
-def _draw_confusion_of(run: dict[str, Any], labels: Sequence[str], folder: Path) -> None:
-    if run["confusion"] is not None:  # as for multi-label texts
-        draw_confusion(run["confusion"], labels, folder / "confusion.png")
-
-
-def best_run(results: dict[str, Any]) -> dict[str, Any]:
-    """The run whose classifier is kept: the best by `metric_for_best_model`."""
-    metric = results["metric_for_best_model"]
-    sign = -1 if metric == "loss" else 1
-    return max(results["runs"], key=lambda run: sign * run["metrics"][metric])
-
-
-def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
+def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
     """Precision, recall and F1 of each class, or of the most frequent classes, as lines of a Markdown table."""
-    classes = list(zip(labels, run["by_class"], strict=True))
+    classes = list(zip(labels, results["by_class"], strict=True))
     if many := len(classes) > _NAMED_CLASSES:
         classes = sorted(classes, key=lambda each: -each[1]["texts"])[:_NAMED_CLASSES]
     rows = [

@@ -19,7 +19,7 @@ _MEASURES = {
     "loss": "loss",
 }
 # The card does not repeat these settings: the teacher is in the command, the others change no result.
-_NOT_REPEATED = ("teacher", "base_model_name", "report_to", "resume", "save_steps", "save_total_limit", "logging_steps")
+_NOT_REPEATED = ("teacher", "report_to", "resume", "save_steps", "save_total_limit", "logging_steps")
 
 
 def write_distill_report(results: dict[str, Any], folder: Path) -> None:

@@ -69,7 +69,7 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
         if parameter.requires_grad
     }
     license = license_of(settings.teacher, download=True) or _UNKNOWN
-    name = settings.base_model_name or model_label(settings.teacher)
+    name = model_label(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
     resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -36,6 +35,9 @@ class Batches:
     Args:
         task: Provides items and their order.
         settings: Batch sizes and accumulation steps.
+
+    Attributes:
+        in_epoch: Forward passes in an epoch.
     """
 
     def __init__(self, task: Task, settings: TrainingSettings) -> None:
@@ -48,35 +50,26 @@ class Batches:
         self._loading = _loading(task, settings)
         # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
         self._multiple = self._together if self._processes > 1 else 1
-
-    @functools.cached_property
-    def in_epoch(self) -> int:
-        """Forward passes in an epoch."""
-        return -(-len(self._keys(0)) // self._together)
+        self.in_epoch = -(-len(self._keys(0)) // self._together)
 
     @property
     def updates_in_epoch(self) -> int:
         """Updates in an epoch, of which the last may have fewer forward passes."""
         return -(-self.in_epoch // self._accumulation)
 
-    def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        """Yield the batches of each update, without end.
+    def epochs(self, position: Position) -> float:
+        """Epochs done, with a fraction.
 
         Raises:
             InputError: for a position outside the data.
         """
-        if start.batches >= self.in_epoch:
-            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
-        return self._of_items(start)
+        done = position.batches
+        if done >= self.in_epoch:
+            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {done}")
+        return position.epoch + done / self.in_epoch
 
-    def epochs(self, position: Position) -> float:
-        """Epochs done, with a fraction."""
-        return position.epoch + position.batches / self.in_epoch
-
-    def _keys(self, epoch: int) -> list[Any]:
-        return self._task.order(epoch, together=self._together, multiple=self._multiple)
-
-    def _of_items(self, start: Position) -> Generator[UpdateBatches, None, None]:
+    def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
+        """Yield the batches of each update, without end."""
         keys: Any = self._keys_of_batches(start)
         loader = iter(DataLoader(self._task.train_items, batch_sampler=keys, **self._loading))  # type: ignore[arg-type]
         in_epoch, position = self.in_epoch, start
@@ -87,6 +80,9 @@ class Batches:
             done = position.batches + count
             position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
             yield UpdateBatches(batches, min(last, self._task.examples) - min(first, self._task.examples), position)
+
+    def _keys(self, epoch: int) -> list[Any]:
+        return self._task.order(epoch, together=self._together, multiple=self._multiple)
 
     def _keys_of_batches(self, start: Position) -> Iterator[list[Any]]:
         """The keys of this process's part of each global batch, over all epochs."""

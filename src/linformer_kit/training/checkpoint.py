@@ -122,33 +122,27 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint:
     optimizer.state.clear()
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
-        if id(parameter) not in trained or not any(f"{name}.{moment}" in moments for moment in _MOMENTS):
+        if id(parameter) not in trained or f"{name}.step" not in moments:
             continue
         for moment in _MOMENTS:
-            tensor, shape = moments.pop(f"{name}.{moment}", None), [] if moment == "step" else list(parameter.shape)
-            if tensor is None or list(tensor.shape) != shape or not tensor.is_floating_point():
-                got = "none" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
-                raise InputError(f"{path}: expected {shape} as {name}.{moment}, got {got}")
-            if moment == "step":
-                optimizer.state[parameter][moment] = tensor.float().to(parameter.device)
-            else:
-                optimizer.state[parameter][moment] = torch.zeros_like(parameter, requires_grad=False)
-                _fill(optimizer.state[parameter][moment], tensor)
+            like = parameter.new_zeros((), dtype=torch.float32) if moment == "step" else parameter
+            place, whole = torch.zeros_like(like, requires_grad=False), moments.pop(f"{name}.{moment}", None)
+            if whole is None or whole.shape != place.shape or not whole.is_floating_point():
+                got = "none" if whole is None else f"{list(whole.shape)} of {whole.dtype}"
+                raise InputError(f"{path}: expected {list(place.shape)} as {name}.{moment}, got {got}")
+            _fill(place, whole)
+            optimizer.state[parameter][moment] = place
     if moments:
         raise InputError(f"{path}: expected moments of this model's parameters, got {min(moments)}")
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a model; sharded tensors are gathered to the CPU, so all processes must call this."""
+def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
+    """The state dict of a sharded model, gathered to the CPU, so that all processes must call this; None of others."""
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None  # `save_pretrained` takes that of the model
     tensors = model.state_dict(keep_vars=True)  # tied weights are the same object, and stay it
     wholes = {id(tensor): _whole(tensor.detach()) for tensor in tensors.values()}
     return {name: wholes[id(tensor)] for name, tensor in tensors.items()}
-
-
-def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
-    """State dict for `save_pretrained`; None for a model that is not sharded."""
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return whole_weights(model) if sharded else None
 
 
 def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:

@@ -60,9 +60,15 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings, an unsuitable encoder or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged; the results record it.
     """
+    check_model_is_kept(settings.teacher, settings.output_dir)
     layerwise = settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps
+    if not 0 <= layerwise <= settings.max_steps:
+        raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {layerwise}")
+    if settings.packing and settings.text_pair_column is not None:
+        raise InputError("packing: expected false for pairs of texts, got true")
+    if settings.adapter and settings.fully_shard:
+        raise InputError("fully_shard: expected false with adapter, got true")
     settings = dataclasses.replace(settings, layerwise_steps=layerwise)
-    _check(settings)
     run = Run("distill", settings)
     pair = _load_pair(settings)
     extra_files = sentence_files(settings.teacher, longer=pair.longest)
@@ -74,8 +80,20 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         "student_fingerprint": fingerprint(pair.student),
     }
     run.open({"text": inputs.description}, fingerprints)
+    task = Distillation(
+        pair.student,
+        pair.tokenizer,
+        teacher=pair.teacher,
+        attention_names=(pair.student.attention_names(), [layer.name for layer in attention_layers(pair.teacher)]),
+        train=inputs.train,
+        validation=inputs.validation,
+        longest=pair.longest,
+        piece_length=pair.piece_length,
+        seed=settings.seed,
+        layerwise_steps=layerwise,
+    )
     label = f"student, {pair.student.projection_matrix_count()} n → k matrices"
-    training = run.train(_distillation(settings, pair, inputs), _plan(settings, layerwise), label=label)
+    training = run.train(task, _plan(settings, layerwise), label=label)
     results = _results(run, settings, pair, inputs, training)
     if training.diverged is None:
         _save(run, settings, pair, results, extra_files)
@@ -83,17 +101,6 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     if training.diverged is not None:
         raise DivergedError(training.diverged)
     return results, run.folder
-
-
-def _check(settings: DistillSettings) -> None:
-    """Raise an error for settings that contradict each other, before the texts are processed."""
-    check_model_is_kept(settings.teacher, settings.output_dir)
-    if not 0 <= (settings.layerwise_steps or 0) <= settings.max_steps:
-        raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
-    if settings.packing and settings.text_pair_column is not None:
-        raise InputError("packing: expected false for pairs of texts, got true")
-    if settings.adapter and settings.fully_shard:
-        raise InputError("fully_shard: expected false with adapter, got true")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,23 +156,6 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
         most = f"the {len(inputs.train)} training inputs"
         raise InputError(f"per_device_train_batch_size: expected at most {most} in all processes, got {together}")
     return inputs
-
-
-def _distillation(settings: DistillSettings, pair: Pair, inputs: Inputs) -> Distillation:
-    """The training task."""
-    return Distillation(
-        pair.student,
-        pair.tokenizer,
-        teacher=pair.teacher,
-        attention_names=(pair.student.attention_names(), [layer.name for layer in attention_layers(pair.teacher)]),
-        train=inputs.train,
-        validation=inputs.validation,
-        longest=pair.longest,
-        piece_length=pair.piece_length,
-        seed=settings.seed,
-        layerwise_steps=settings.layerwise_steps or 0,
-        temperature=settings.temperature,
-    )
 
 
 def _plan(settings: DistillSettings, layerwise: int) -> Plan:

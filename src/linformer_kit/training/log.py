@@ -13,7 +13,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.training.memory import most_bytes
+from linformer_kit.environment import most_bytes
 from linformer_kit.training.state import TrainingState
 
 NO_TRACKER = "none"

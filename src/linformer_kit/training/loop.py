@@ -7,35 +7,45 @@ training equals an uninterrupted one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from linformer_cli.errors import DivergedError, InputError, Stopped
 from linformer_cli.settings import TrainingSettings
+from linformer_kit.environment import use_bf16
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
+from linformer_kit.parallel.sharded import shard
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
-from linformer_kit.training.engine import Engine
 from linformer_kit.training.log import TrainingLog
+from linformer_kit.training.optimizer import HIGHEST_RATE, adamw
 from linformer_kit.training.process import StopRequest, seed_generators, stop_requests
 from linformer_kit.training.state import Plan, TrainingState, read_state
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.tasks.base import Batch, Task
 
 logger = logging.getLogger(__name__)
 
+_SCALER_KEYS = ("scale", "_growth_tracker")  # of the state of float16's loss scaling
+
 
 class Training:
-    """One training of a task.
+    """One training of a task on the available devices: mixed precision, data parallel or sharded.
 
     Args:
-        task: Model, batches, loss and metrics.
+        task: Model, batches, loss and metrics; it is moved to the device of this process.
         settings: The training settings.
         plan: Number of updates, learning rates, and when to evaluate and save.
         folder: Folder of the checkpoints.
@@ -60,13 +70,21 @@ class Training:
         checkpoint: Path | None = None,
     ) -> None:
         self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
+        process = PartialState()
+        self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
+        self._dtype = torch.float16 if settings.fp16 else torch.bfloat16 if self.bf16 else None
+        # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.fp16)
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
         if checkpoint is not None:
             load_weights(task.model, checkpoint)
-        self.engine = Engine(task, settings)
+        self._parallel = _distributed(task.to(self.device), settings, process)
+        self.optimizer = adamw(task.model, settings)
         if checkpoint is not None:
-            load_moments(task.model, self.engine.optimizer, checkpoint)
-            self.engine.load_scaler(self.state.scaler)
+            load_moments(task.model, self.optimizer, checkpoint)
+        if self.state.scaler:
+            self._scaler.load_state_dict(self._scaler.state_dict() | self.state.scaler)
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
@@ -105,34 +123,88 @@ class Training:
 
     def _update(self, data: UpdateBatches) -> None:
         """Make one update, or skip it if its loss or gradient is not finite."""
-        task, state, engine = self.task, self.state, self.engine
+        task, state, settings = self.task, self.state, self.settings
         if state.update == self.plan.restart:
-            engine.optimizer.state.clear()
+            self.optimizer.state.clear()
         task.train()
         task.begin(state.update)
-        total = engine.total_labels(data.batches)
-        losses: list[Tensor] = []
+        total, losses = self._total_labels(data.batches), []
         for number, batch in enumerate(data.batches):
-            seed_generators(self.plan.seed, state.update, number, engine.rank)
-            losses.append(engine.backward(batch, total, number, len(data.batches)))
-        norm = engine.clip(self.settings.max_grad_norm)
-        loss, wrong = engine.checked_loss(losses, norm)
+            seed_generators(self.plan.seed, state.update, number, self.rank)
+            with self._synchronised(number == len(data.batches) - 1):
+                with self.autocast():
+                    loss = self._parallel(to_device(batch, self.device), total)
+                # Gradients are averaged over the processes; a loss divided by all labels needs their sum.
+                loss = loss / len(data.batches) if total is None else loss * self.processes
+                self._scaler.scale(loss).backward()
+            losses.append(loss.detach() / self.processes)
+        self._scaler.unscale_(self.optimizer)
+        length = nn.utils.clip_grad_norm_(task.model.parameters(), settings.max_grad_norm or torch.inf)
+        norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
+        mean, wrong = self._checked_loss(losses, norm)
         share = self.plan.schedule(state.update)
         if wrong:
             self._check_may_skip(wrong)
-            engine.skip()
+            self._scaler.update(self._scaler.get_scale())  # the same scale
         else:
-            engine.step(share)
-            state.losses.append(loss)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group[HIGHEST_RATE] * share
+            self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
+            self._scaler.update()
+            state.losses.append(mean)
+        self.optimizer.zero_grad()
         task.begin(None)
         state.update += 1
         state.position, state.epoch = data.position, self._batches.epochs(data.position)
         self.log.updated(data.sequences * task.size)
         if wrong:
             self.log.add({"skipped_updates": self.skipped_updates + 1})
-        if state.update % self.settings.logging_steps == 0 and state.losses:
-            rate = share * self.settings.learning_rate
+        if state.update % settings.logging_steps == 0 and state.losses:
+            rate = share * settings.learning_rate
             self.log.add_losses(learning_rate=rate, grad_norm=None if wrong else norm)
+
+    def _total_labels(self, batches: list[Batch]) -> Tensor | None:
+        """Number of labels of an update over all processes; None if losses are means."""
+        counts = [self.task.labels(batch) for batch in batches]
+        if any(count is None for count in counts):
+            return None
+        return self._reduced(torch.stack([torch.as_tensor(count) for count in counts]).sum().to(self.device))
+
+    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager:
+        """Context of a forward and backward pass; processes synchronise gradients in the last pass of an update."""
+        if self.settings.fully_shard:
+            self.task.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        waits = isinstance(self._parallel, DistributedDataParallel) and not last
+        return self._parallel.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
+
+    def _checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
+        """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
+
+        Float16 may overflow, which is not an error, so its gradients are not checked.
+        """
+        losses, wrong = torch.stack(parts).double(), ""
+        if not torch.isfinite(losses).all():
+            first = int((~torch.isfinite(losses)).nonzero()[0])
+            wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)} of process {self.rank}"
+        elif not self._scaler.is_enabled() and not math.isfinite(norm):
+            wrong = f"a gradient norm of {norm}"
+        loss, count = self._reduced(torch.stack([losses.sum(), losses.new_tensor(bool(wrong))])).tolist()
+        return loss, next(filter(None, gather_object([wrong]))) if count else ""
+
+    def _reduced(self, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> Tensor:
+        """The sum, or another reduction, over all processes, in-place."""
+        if self.processes > 1:
+            torch.distributed.all_reduce(tensor, op=op)
+        return tensor
+
+    def autocast(self) -> torch.autocast:
+        """Context of mixed precision; disabled for float32."""
+        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    @property
+    def precision(self) -> str:
+        """The number format, for the log."""
+        return "float32" if self._dtype is None else f"{str(self._dtype).removeprefix('torch.')} mixed precision"
 
     @property
     def skipped_updates(self) -> int:
@@ -155,12 +227,25 @@ class Training:
         return self.plan.result_update(self.state)
 
     def measure(self) -> tuple[np.ndarray, ...]:
-        """Measure each validation sequence, in their order.
+        """Measure each validation sequence, in their order, split over all processes.
+
+        Returns:
+            One array of `[sequences, ...]` for each tensor of `Task.measure`.
 
         Raises:
             Stopped: after a signal; the training is saved in a checkpoint.
         """
-        return measure(self.task, self.settings, self.engine, self._stop_if_asked)
+        self.task.eval()
+        self.task.begin(None)
+        batches: list[tuple[np.ndarray, ...]] = []
+        for batch, rows in validation_batches(self.task, self.settings):
+            self._stop_if_asked()
+            with torch.no_grad(), self.autocast():
+                measured = self.task.measure(to_device(batch, self.device))
+            batches.append(tuple(_array(tensor[:rows]) for tensor in measured))
+        # Process r has measured batches r, r + processes, …
+        in_order = [batch for group in zip(*gather_object([batches]), strict=True) for batch in group]
+        return tuple(np.concatenate(parts) for parts in zip(*in_order, strict=True))
 
     def _evaluate(self) -> None:
         metrics = self.task.metrics(*self.measure())
@@ -172,11 +257,11 @@ class Training:
         here = (state.update, len(state.log))
         if state.update == 0 or self._saved == here:
             return
-        state.scaler = self.engine.scaler_state()
+        state.scaler = {name: value for name, value in self._scaler.state_dict().items() if name in _SCALER_KEYS}
         place = checkpoint_path(self.folder, state.update)
-        save_checkpoint(place, self.task.model, self.task.tokenizer, self.engine.optimizer, state)
+        save_checkpoint(place, self.task.model, self.task.tokenizer, self.optimizer, state)
         self._saved = here
-        if self.engine.rank == 0:
+        if self.rank == 0:
             keep = None if plan.metric is None else plan.result_update(state)
             try:
                 rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
@@ -194,7 +279,9 @@ class Training:
 
     def _stop_if_asked(self) -> None:
         """After a signal to stop in any process, save a checkpoint and raise `Stopped` in all of them."""
-        signal = self.engine.largest(self._request.signal)
+        signal = self._request.signal
+        if self.processes > 1:
+            signal = int(self._reduced(torch.tensor(signal, device=self.device), torch.distributed.ReduceOp.MAX))
         if not signal:
             return
         self._save()
@@ -203,31 +290,22 @@ class Training:
         raise Stopped(f"stopped after update {self.state.update}; {what}", signal=signal)
 
 
-def measure(
-    task: Task, settings: TrainingSettings, engine: Engine, before_each: Callable[[], object] = lambda: None
-) -> tuple[np.ndarray, ...]:
-    """Measure each validation sequence, in their order, split over all processes.
-
-    Args:
-        task: The task to evaluate.
-        settings: Batch size and data workers.
-        engine: Device and precision.
-        before_each: Called before each batch, in all processes.
-
-    Returns:
-        One array of `[sequences, ...]` for each tensor of `Task.measure`.
-    """
-    task.eval()
-    task.begin(None)
-    batches: list[tuple[np.ndarray, ...]] = []
-    for batch, rows in validation_batches(task, settings):
-        before_each()
-        with torch.no_grad(), engine.autocast():
-            measured = task.measure(to_device(batch, engine.device))
-        batches.append(tuple(_array(tensor[:rows]) for tensor in measured))
-    # Process r has measured batches r, r + processes, …
-    in_order = [batch for group in zip(*gather_object([batches]), strict=True) for batch in group]
-    return tuple(np.concatenate(parts) for parts in zip(*in_order, strict=True))
+def _distributed(task: Task, settings: TrainingSettings, process: PartialState) -> nn.Module:
+    """The module whose call trains the task in all processes; the model is compiled and sharded in-place."""
+    if getattr(settings, "activation_checkpointing", False):
+        task.model.activation_checkpointing_enable({"use_reentrant": False})
+    if settings.torch_compile:
+        task.model.compile()
+    if settings.fully_shard:
+        shard(task.model, init_device_mesh(process.device.type, (process.num_processes,)))
+    elif process.num_processes > 1:
+        return DistributedDataParallel(
+            task,
+            device_ids=None if process.device.type == "cpu" else [process.device],
+            broadcast_buffers=False,
+            find_unused_parameters=not task.uses_every_parameter,
+        )
+    return task
 
 
 def _array(tensor: Tensor) -> np.ndarray:

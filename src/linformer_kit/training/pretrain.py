@@ -24,7 +24,6 @@ from linformer_kit.data.tokenizer import (
 from linformer_kit.interop.loading import fingerprint, load_model, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
-from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
@@ -52,7 +51,14 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable data. Existing files are kept.
     """
     settings, start = _starting_from(settings)
-    _check(settings)
+    if settings.overwrite:  # a study may keep its start in the folder of the run
+        check_model_is_kept(settings.from_model, settings.output_dir)
+    if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
+        expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
+        raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
+    if settings.model.max_position_embeddings == 1:
+        raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
+    LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
     run = Run("pretrain", settings, may_change=_MAY_CHANGE)
     with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
@@ -65,6 +71,31 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     run.open({"corpus": corpus.description}, fingerprints)
     set_seed(settings.seed)
     model = start or LinformerForMaskedLM(_model_config(settings, tokenizer))
+    matrices = model.projection_matrix_count()
+    size = {"parameters": model.num_parameters(), "projection_matrices": matrices}
+    task = MaskedLanguageModel(
+        model,
+        tokenizer,
+        train=data.train,
+        validation=data.validation,
+        seq_len=settings.model.max_position_embeddings,
+        seed=settings.seed,
+    )
+    training = run.train(task, _plan(settings), label=f"{model.config.attention} attention, {matrices} n → k matrices")
+    curve, diverged = training.state.logged("eval_loss"), training.diverged is not None
+    if diverged:  # no model is saved, except in earlier checkpoints
+        curve[training.state.update] = math.nan
+    else:
+        save_model(model, tokenizer, run.folder)
+    loss = math.nan if diverged else curve[training.result_update]
+    trained = {
+        **size,
+        **measurements(training),
+        "validation_loss": loss,
+        "perplexity": math.exp(min(loss, 700)),
+        "curve": sorted(curve.items()),
+        "guesses": [] if diverged else _guesses(model, data, seed=settings.seed),
+    }
     results = run.results(
         unigram_entropy=_unigram_entropy(data),
         corpus={
@@ -75,52 +106,14 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
-        models={settings.model.attention: _train(run, settings, data, model)},
+        models={settings.model.attention: trained},
     )
     run.write(write_pretrain_report, results)
     return results, run.folder
 
 
-def _check(settings: PretrainSettings) -> None:
-    """Raise an error for settings that contradict each other, before the text is processed."""
-    if settings.overwrite:  # a study may keep its start in the folder of the run
-        check_model_is_kept(settings.from_model, settings.output_dir)
-    if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
-        expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
-        raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
-    if settings.model.max_position_embeddings == 1:
-        raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
-    config = LinformerConfig(**dataclasses.asdict(settings.model))
-    if (dims := settings.elastic_projected_dims) is None:
-        return
-    if config.attention == "full" or not PROJECTIONS[config.projection].nested:
-        kind = "full attention" if config.attention == "full" else f"projection {config.projection}"
-        raise InputError(f"elastic_projected_dims: expected none with {kind}, got {dims}")
-    largest = config.largest_projected_dim
-    if not dims or not all(1 <= dim <= largest for dim in dims):
-        expected = f"one or more, each 1 to {largest} (projected_dim)"
-        raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
-
-
-def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM) -> dict[str, Any]:
-    """Train, save and measure the model, in-place.
-
-    Returns:
-        Validation loss in nats and its curve, time and size. If training diverged, `diverged` says where, the loss is
-        NaN, and no model is saved except in earlier checkpoints.
-    """
-    matrices = model.projection_matrix_count()
-    size = {"parameters": model.num_parameters(), "projection_matrices": matrices}
-    task = MaskedLanguageModel(
-        model,
-        data.tokenizer,
-        train=data.train,
-        validation=data.validation,
-        seq_len=settings.model.max_position_embeddings,
-        seed=settings.seed,
-        elastic_projected_dims=settings.elastic_projected_dims,
-    )
-    plan = Plan(
+def _plan(settings: PretrainSettings) -> Plan:
+    return Plan(
         updates=settings.max_steps,
         schedule=learning_rate_schedule(
             settings.lr_scheduler_type, updates=settings.max_steps, warmup_steps=settings.warmup_steps
@@ -131,21 +124,6 @@ def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: Linfor
         evaluate_first=True,
         metric="loss" if settings.load_best_model_at_end else None,
     )
-    training = run.train(task, plan, label=f"{model.config.attention} attention, {matrices} n → k matrices")
-    curve = training.state.logged("eval_loss")
-    if training.diverged is None:
-        save_model(model, data.tokenizer, run.folder)
-        loss = curve[training.result_update]
-    else:
-        loss = curve[training.state.update] = math.nan
-    return {
-        **size,
-        **measurements(training),
-        "validation_loss": loss,
-        "perplexity": math.exp(min(loss, 700)),
-        "curve": sorted(curve.items()),
-        "guesses": [] if training.diverged else _guesses(model, data, seed=settings.seed),
-    }
 
 
 @torch.no_grad()

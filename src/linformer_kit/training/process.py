@@ -1,12 +1,13 @@
-"""What a training sets for its whole process: the group of processes, signals, random generators, kernels."""
+"""What a training sets for its whole process: the group of processes, signals, random generators, memory."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import logging
 import multiprocessing
-import os
+import platform
 import random
 import signal
 import threading
@@ -23,6 +24,8 @@ from accelerate import PartialState
 
 logger = logging.getLogger(__name__)
 
+# Parameters of mallopt, of the GNU C library (malloc.h).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_SECONDS = 1.0
 
@@ -125,27 +128,6 @@ def seed_generators(*numbers: int) -> None:
 
 
 @contextmanager
-def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Use deterministic kernels only, if wanted; the earlier settings are restored afterwards.
-
-    cuBLAS reads CUBLAS_WORKSPACE_CONFIG at its first use, so it has no effect if the process used the GPU before.
-    """
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        # `set_deterministic_debug_mode` would leave torch.compile's own setting as it was in the training.
-        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
-        torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
 def callers_random_state() -> Iterator[None]:
     """Restore the global generators of Python, numpy and torch afterwards, on the CPU and the current CUDA device.
 
@@ -158,3 +140,20 @@ def callers_random_state() -> Iterator[None]:
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process for later tensors, instead of returning it to the operating system.
+
+    Otherwise each large activation of each update is a new mapping, whose pages the system allocates one by one and
+    fills with zeros: a third of the time of a small update (docs/speed.md). Does nothing without the GNU C library.
+
+    It changes malloc for the whole process, so only commands and processes started for one training call it; library
+    functions do not.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    library = ctypes.CDLL(None)
+    library.mallopt(_MMAP_MAX, 0)
+    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    library.mallopt(_TOP_PAD, 64 << 20)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from transformers import enable_full_determinism
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
@@ -33,7 +34,7 @@ from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training
-from linformer_kit.training.process import deterministic_kernels, start_processes
+from linformer_kit.training.process import start_processes
 from linformer_kit.training.state import Plan, read_state
 from linformer_kit.training.tasks.base import Task
 
@@ -169,26 +170,25 @@ class Run:
         write(self.folder / RUN_MARK, json.dumps(record, indent=2) + "\n")
         write_whole(self.folder / _SETTINGS, yaml.safe_dump(saved, sort_keys=False))
 
-    def train(self, task: Task, plan: Plan, folder: Path | None = None, *, label: str = "") -> Training:
+    def train(self, task: Task, plan: Plan, *, label: str = "") -> Training:
         """Train a task, or resume it.
 
         Args:
             task: The task to train.
             plan: Number of updates, learning rates, and when to evaluate and save.
-            folder: Folder of the checkpoints; None: the folder of the run.
             label: Description for the log.
 
         Returns:
             The finished training; if it diverged, `diverged` says where, and earlier checkpoints are finite.
         """
-        folder = self.folder if folder is None else folder
-        checkpoint = _checkpoint_to_resume(folder) if self.settings.resume else None
-        training = Training(task, self.settings, plan, folder, checkpoint=checkpoint)
+        checkpoint = _checkpoint_to_resume(self.folder) if self.settings.resume else None
+        training = Training(task, self.settings, plan, self.folder, checkpoint=checkpoint)
         size = f"{task.model.num_parameters():,} parameters"
-        logger.info("%s, %s, %s, on %s", label, size, training.engine.precision, self.process.device)
+        logger.info("%s, %s, %s, on %s", label, size, training.precision, self.process.device)
         try:
-            with deterministic_kernels(self.settings.full_determinism):
-                training.run()
+            if self.settings.full_determinism:
+                enable_full_determinism(plan.seed)
+            training.run()
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
                 rate = self.settings.learning_rate
@@ -218,7 +218,7 @@ def measurements(training: Training) -> dict[str, Any]:
         "skipped_updates": training.skipped_updates,
         "seconds": training.state.seconds,
         f"{training.task.unit}_per_second": training.log.rate,
-        "bf16": training.engine.bf16,
+        "bf16": training.bf16,
     }
 
 

@@ -17,11 +17,8 @@ YES = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)  # of a half, wh
 
 def test_divergence_by_hand():
     student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3.0), 0.0]])
-    assert divergence(student, teacher, 1.0).item() == pytest.approx(YES)
-    assert divergence(teacher, teacher, 2.0).item() == pytest.approx(0)
-    warm = [1 / (1 + 3**-0.5), 1 - 1 / (1 + 3**-0.5)]
-    expected = 4 * sum(share * math.log(share / 0.5) for share in warm)
-    assert divergence(student, teacher, 2.0).item() == pytest.approx(expected)
+    assert divergence(student, teacher).item() == pytest.approx(YES)
+    assert divergence(teacher, teacher).item() == pytest.approx(0)
 
 
 def sure(*shape: int) -> torch.Tensor:
@@ -30,7 +27,7 @@ def sure(*shape: int) -> torch.Tensor:
 
 
 def check(kind, student, teacher, loss, answers):
-    found = output_loss(kind, student, teacher, REAL, HIDDEN, 1.0)
+    found = output_loss(kind, student, teacher, REAL, HIDDEN)
     assert found.item() == pytest.approx(loss, abs=1e-6)
     assert agreement(kind, student, teacher, REAL, HIDDEN) == answers
 
@@ -41,7 +38,7 @@ def test_words_are_asked_at_hidden_tokens():
     student[0, 1] = 0
     check("words", {"logits": student}, {"logits": teacher}, YES, (1, 1))
     nothing = torch.zeros_like(HIDDEN)
-    assert output_loss("words", {"logits": student}, {"logits": teacher}, REAL, nothing, 1.0) == 0
+    assert output_loss("words", {"logits": student}, {"logits": teacher}, REAL, nothing) == 0
 
 
 def test_tokens_are_asked_where_they_are_real():
@@ -75,7 +72,7 @@ def test_labels_are_each_a_yes_or_no():
     student, teacher = torch.zeros(2, 3), torch.full((2, 3), math.log(3.0))
     check("labels", {"logits": student}, {"logits": teacher}, YES, (6, 6))
     opposite = torch.full((2, 3), -5.0)
-    assert output_loss("labels", {"logits": opposite}, {"logits": -opposite}, REAL, HIDDEN, 1.0) > 4
+    assert output_loss("labels", {"logits": opposite}, {"logits": -opposite}, REAL, HIDDEN) > 4
     assert agreement("labels", {"logits": opposite}, {"logits": -opposite}, REAL, HIDDEN) == (0, 6)
 
 

@@ -12,7 +12,7 @@ from linformer_kit import LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
-from linformer_kit.training.tasks.classification import Classification, balanced_weights, classification_loss
+from linformer_kit.training.tasks.classification import Classification, classification_loss
 from tests.training.conftest import small_plan, small_settings
 
 
@@ -20,25 +20,19 @@ def test_the_loss_of_one_class_of_several():
     logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
     labels = torch.tensor([0, 1])
     first, second = math.log(1 + math.exp(-2)), math.log(2)
-    assert classification_loss(logits, labels).item() == pytest.approx((first + second) / 2)
-    assert classification_loss(logits, labels, num_items_in_batch=5).item() == pytest.approx((first + second) / 5)
-    weighted = classification_loss(logits, labels, class_weights=torch.tensor([1.0, 3.0]))
-    assert weighted.item() == pytest.approx((first + 3 * second) / 2)
-    smooth = classification_loss(logits, labels, label_smoothing=0.1)
-    assert smooth.item() == pytest.approx((first + 0.05 * 2 + second) / 2, rel=1e-5)
+    assert classification_loss(logits, labels, 5).item() == pytest.approx((first + second) / 5)
 
 
 def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
-    """As one without them, also with weights and smoothing; of them alone, nothing."""
+    """As one without them; of them alone, nothing."""
     logits = torch.randn(3, 2, requires_grad=True)
     for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])):
         filled = labels.clone()
         filled[2] = -100
-        weights = torch.tensor([1.0, 3.0]) if labels.dim() == 1 else torch.tensor([[1.0, 3.0], [2.0, 5.0]])
-        for options in ({}, {"class_weights": weights}, {"label_smoothing": 0.1}):
-            without = classification_loss(logits[:2], labels[:2], **options)
-            torch.testing.assert_close(classification_loss(logits, filled, **options), without)
-        alone = classification_loss(logits[2:], filled[2:], num_items_in_batch=4)
+        torch.testing.assert_close(
+            classification_loss(logits, filled, 3), classification_loss(logits[:2], labels[:2], 3)
+        )
+        alone = classification_loss(logits[2:], filled[2:], 4)
         assert alone.item() == 0 and not torch.autograd.grad(alone, logits)[0].any()
 
 
@@ -55,18 +49,7 @@ def test_processes_have_equally_many_texts_and_none_twice():
 def test_the_loss_of_any_number_of_classes():
     logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
     first, second = math.log(1 + math.exp(-2)), math.log(2)
-    assert classification_loss(logits, labels).item() == pytest.approx((first + second) / 2)
-    weighted = classification_loss(logits, labels, class_weights=torch.tensor([[1.0, 5.0], [3.0, 1.0]]))
-    assert weighted.item() == pytest.approx((3 * first + 5 * second) / 2)
-
-
-def test_balanced_weights_make_classes_count_alike():
-    labels = torch.tensor([0] * 6 + [1] * 2)
-    weights = balanced_weights(labels, 3)
-    assert weights.tolist() == pytest.approx([8 / 18, 8 / 6, 8 / 3])
-    assert weights[0] * 6 == pytest.approx(weights[1] * 2)
-    several = balanced_weights(torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]), 3)
-    assert several.tolist() == [[1.5, 0.5, 1.5], [0.75, 1.5, 0.5]], "without the class, and with it"
+    assert classification_loss(logits, labels, 2).item() == pytest.approx((first + second) / 2)
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_and_groups_lengths():
@@ -98,18 +81,17 @@ def texts_of(targets) -> LabelledItems:
     return items_of(ids, targets)
 
 
-def test_the_loss_of_an_evaluation_is_plain(config, tokenizer, tmp_path):
+def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):
     texts = texts_of([n % 3 for n in range(11)])
     model = LinformerForSequenceClassification(config(vocab_size=281, num_labels=3))
 
-    def evaluated(size: int, **weights: object) -> dict[str, float]:
-        task = task_of(model, texts, tokenizer, **weights)
+    def evaluated(size: int) -> dict[str, float]:
+        task = task_of(model, texts, tokenizer)
         training = Training(task, small_settings(per_device_eval_batch_size=size), small_plan(), tmp_path)
         return task.metrics(*training.measure())
 
     plain = evaluated(11)
-    weighted = evaluated(4, class_weights=torch.tensor([1.0, 9.0, 3.0]), label_smoothing=0.3)
-    assert weighted == pytest.approx(plain, rel=1e-5) and set(plain) == {"loss", "accuracy"}
+    assert evaluated(4) == pytest.approx(plain, rel=1e-5) and set(plain) == {"loss", "accuracy"}
     items = texts_of([n % 3 for n in range(11)])
     logits = torch.cat([model(torch.tensor([item["input_ids"]])).logits for item in items])
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([item["labels"] for item in items]))
@@ -122,16 +104,13 @@ def tokenizer():
 
 
 def test_the_loss_of_an_update_is_that_of_its_labels(config, tokenizer):
-    """Of texts without a filler, or of texts and classes; with weights and smoothing as they were asked for."""
+    """Of texts without a filler, or of texts and classes."""
     model = LinformerForSequenceClassification(config(vocab_size=281, num_labels=3)).eval()
     for targets in ([0, 1, 2, 1], [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]):
         texts = texts_of(targets)
-        weights = torch.tensor([1.0, 3.0, 2.0]) if targets[0] == 0 else torch.tensor([[1.0, 3.0, 2.0], [2.0, 5.0, 1.0]])
-        task = task_of(model, texts, tokenizer, class_weights=weights, label_smoothing=0.1)
+        task = task_of(model, texts, tokenizer)
         batch = dict(task.collate([task.train_items[None], *(texts[index] for index in range(4))]))
         assert int(task.labels(batch)) == torch.tensor(targets).numel()
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        expected = classification_loss(
-            model(**inputs).logits, batch["labels"], class_weights=weights, label_smoothing=0.1, num_items_in_batch=31
-        )
+        expected = classification_loss(model(**inputs).logits, batch["labels"], 31)
         assert task(batch, torch.tensor(31)).item() == pytest.approx(expected.item())

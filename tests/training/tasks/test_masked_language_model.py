@@ -8,7 +8,6 @@ from torch.utils.data import default_collate
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.training.tasks import masked_language_model
-from linformer_kit.training.tasks.masked_language_model import drawn_projected_dim
 from tests.training.conftest import TRAIN
 
 
@@ -24,24 +23,6 @@ def test_every_epoch_has_its_own_order_and_masks(build):
     assert len(first) == TRAIN and not first & second
     items = training.task.train_items
     assert second == {tuple(items[(1, index)]["labels"].tolist()) for index in range(TRAIN)}
-
-
-def test_a_drawn_number_of_slots_depends_on_seed_and_update_alone():
-    dims = [32, 16, 8]
-    first = [drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
-    assert first == [drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
-    assert first != [drawn_projected_dim(dims, seed=2, update=update) for update in range(300)]
-    assert all(70 < first.count(dim) < 130 for dim in dims)
-
-
-def test_updates_draw_slots_and_evaluation_has_all(masked):
-    task = masked(elastic_projected_dims=[7, 3, 2])
-    attention = task.model.linformer.encoder.layers[0].self_attn
-    for update in range(11):
-        task.begin(update)
-        assert attention.projected_dim == drawn_projected_dim([7, 3, 2], seed=5, update=update)
-        task.begin(None)
-        assert attention.projected_dim in (None, 7)
 
 
 @pytest.mark.parametrize("count", [0, 256, 257, 600])

@@ -41,14 +41,14 @@ _BY_CLASS: dict[str, Kind] = {
 
 
 def divergence(
-    student: Float[Tensor, "answers classes"], teacher: Float[Tensor, "answers classes"], temperature: float
+    student: Float[Tensor, "answers classes"], teacher: Float[Tensor, "answers classes"]
 ) -> Float[Tensor, " answers"]:
-    """Kullback-Leibler divergence of the student's answers from the teacher's, in nats, times temperature².
+    """Kullback-Leibler divergence of the student's answers from the teacher's, in nats.
 
-    Source: Hinton et al. 2015, section 2.
+    Source: Hinton et al. 2015, section 2, at temperature 1.
     """
-    ours, theirs = (logits.float().div(temperature).log_softmax(dim=-1) for logits in (student, teacher))
-    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1) * temperature**2
+    ours, theirs = (logits.float().log_softmax(dim=-1) for logits in (student, teacher))
+    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
 
 
 def mean_embedding(
@@ -65,7 +65,6 @@ def output_loss(
     teacher: Mapping[str, Tensor],
     real: Bool[Tensor, "batch seq_len"],
     hidden: Bool[Tensor, "batch seq_len"],
-    temperature: float,
 ) -> Float[Tensor, ""]:
     """Mean error of the student's outputs.
 
@@ -78,7 +77,6 @@ def output_loss(
         teacher: Likewise.
         real: True at real tokens.
         hidden: True at mask tokens.
-        temperature: Softmax temperature.
     """
     if kind == "embeddings":
         ours, theirs = (mean_embedding(outputs["last_hidden_state"], real) for outputs in (student, teacher))
@@ -88,7 +86,7 @@ def output_loss(
         if kind == "numbers":
             errors.append((ours.float() - theirs.float()).square().mean(dim=-1))
         else:
-            errors.append(divergence(ours, theirs, temperature))
+            errors.append(divergence(ours, theirs))
     # A short text may have no masked token, and so no answer.
     return torch.stack([error.sum() / max(1, len(error)) for error in errors]).mean()
 

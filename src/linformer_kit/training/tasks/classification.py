@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor
@@ -21,54 +20,22 @@ from linformer_kit.training.tasks.base import Batch, Task
 def classification_loss(
     logits: Float[Tensor, "batch classes"],
     labels: Num[Tensor, " batch"] | Float[Tensor, "batch classes"],
-    *,
-    class_weights: Float[Tensor, " classes"] | Float[Tensor, "2 classes"] | None = None,
-    label_smoothing: float = 0.0,
-    num_items_in_batch: Tensor | int | None = None,
+    count: Tensor | int,
 ) -> Float[Tensor, ""]:
-    """Mean cross entropy over texts, or over texts and classes for multi-label classification.
+    """Sum of the cross entropies of texts, or of texts and classes for multi-label classification, by `count`.
 
     Args:
         logits: The model's logits.
         labels: Class indices, or 0 and 1 for each class (multi-label); -100 is ignored.
-        class_weights: Weight of each class; for multi-label, of the negatives and the positives of each class.
-        label_smoothing: Fraction of each target that is spread evenly over all classes.
-        num_items_in_batch: Labels in all forward passes of one update, so that accumulated gradients are those of the
-            large batch; default: those of this batch.
+        count: Labels in all forward passes of one update, so that accumulated gradients are those of the large batch.
     """
     logits = logits.float()
-    weights = None if class_weights is None else class_weights.to(logits.device)
     if labels.dim() == 2:
-        yes = labels.to(logits.dtype)
-        targets = yes * (1 - label_smoothing) + label_smoothing / 2
-        each = (yes != IGNORED_LABEL).to(logits.dtype)
-        if weights is not None:
-            each = each * torch.where(yes == 1, weights[1], weights[0])
-        total = F.binary_cross_entropy_with_logits(logits, targets, each, reduction="sum")
+        counted = (labels != IGNORED_LABEL).to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), counted, reduction="sum")
     else:
-        total = F.cross_entropy(logits, labels, weights, label_smoothing=label_smoothing, reduction="sum")
-    count = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-    return total / torch.as_tensor(count, device=logits.device)
-
-
-def balanced_weights(
-    labels: Num[Tensor, " texts"] | Float[Tensor, "texts classes"], classes: int
-) -> Float[Tensor, " classes"] | Float[Tensor, "2 classes"]:
-    """Weights that give all classes the same total, as `class_weight="balanced"` of scikit-learn.
-
-    Args:
-        labels: Class indices, or 0 and 1 for each class (multi-label).
-        classes: Number of classes.
-
-    Returns:
-        texts / (classes · texts of the class); for multi-label, of the texts without the class, and of those with it.
-    """
-    if labels.dim() == 2:
-        yes = labels.sum(dim=0)
-        counts = torch.stack([len(labels) - yes, yes])
-    else:
-        counts = torch.bincount(labels, minlength=classes)
-    return len(labels) / (counts.clamp(min=1) * (2 if labels.dim() == 2 else classes)).float()
+        total = F.cross_entropy(logits, labels, reduction="sum")
+    return total / count
 
 
 class Classification(Task):
@@ -82,8 +49,6 @@ class Classification(Task):
         texts_in_update: Texts in an update over all processes; they have similar lengths.
         seed: Seed of the order.
         metrics: Names of metrics of `scores`.
-        class_weights: As for `classification_loss`.
-        label_smoothing: As for `classification_loss`.
     """
 
     def __init__(
@@ -96,8 +61,6 @@ class Classification(Task):
         texts_in_update: int,
         seed: int,
         metrics: Sequence[str],
-        class_weights: Tensor | None = None,
-        label_smoothing: float = 0.0,
     ) -> None:
         collate = DataCollatorWithPadding(tokenizer)
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
@@ -105,8 +68,6 @@ class Classification(Task):
         self._texts_in_update = texts_in_update
         self._seed = seed
         self._metrics = metrics
-        self._class_weights = class_weights
-        self._label_smoothing = label_smoothing
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         return grouped_by_length(
@@ -116,16 +77,8 @@ class Classification(Task):
     def labels(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED_LABEL).sum()
 
-    def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        inputs = dict(batch)
-        targets = inputs.pop("labels")
-        return classification_loss(
-            self.model(**inputs).logits,
-            targets,
-            class_weights=self._class_weights,
-            label_smoothing=self._label_smoothing,
-            num_items_in_batch=labels,
-        )
+    def forward(self, batch: Batch, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return classification_loss(*self.measure(batch), labels)
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and labels."""
@@ -135,9 +88,8 @@ class Classification(Task):
 
     def metrics(self, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:  # type: ignore[override]
         answers = answers_of(logits, multi_label=targets.ndim == 2)
-        # Without the class weights and label smoothing of the training loss.
-        loss = float(losses(logits, targets).mean())
-        return {**scores(answers, targets, self._metrics, logits.shape[1]), "loss": loss}
+        values = scores(answers, targets, self._metrics, logits.shape[1])
+        return {**values, "loss": float(losses(logits, targets).mean())}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in self._metrics)

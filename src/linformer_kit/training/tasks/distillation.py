@@ -76,7 +76,6 @@ class Distillation(Task):
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
         layerwise_steps: Number of first updates in which layers are trained independently.
-        temperature: Softmax temperature of `output_loss`.
     """
 
     def __init__(
@@ -92,14 +91,12 @@ class Distillation(Task):
         piece_length: int | None = None,
         seed: int,
         layerwise_steps: int,
-        temperature: float = 1.0,
     ) -> None:
         collate = DataCollatorWithPadding(tokenizer)
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
         self.teacher = teacher.requires_grad_(False)
         self.student_attention, self.teacher_attention = attention_names
         self.layerwise_steps = layerwise_steps
-        self.temperature = temperature
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
@@ -136,7 +133,7 @@ class Distillation(Task):
         loss = self._layer_loss(ours, theirs, real)
         answers = (self.kind, outputs, target, real, ids == self.mask_token_id)
         if not layerwise:
-            loss = loss + output_loss(*answers, self.temperature)
+            loss = loss + output_loss(*answers)
         return loss, ours, theirs, answers
 
     @torch.no_grad()

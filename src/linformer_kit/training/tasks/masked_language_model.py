@@ -7,7 +7,7 @@ tokens of batches with fewer masked tokens. Perplexity is its exponential.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,7 @@ class MaskedLanguageModel(Task):
         train: Masked blocks.
         validation: Masked blocks for validation.
         seq_len: Tokens in a block.
-        seed: Seed of the order, and of the numbers of slots that are drawn.
-        elastic_projected_dims: Numbers of slots, of which each update draws one at random; None: always use all slots.
+        seed: Seed of the order.
     """
 
     unit = "tokens"
@@ -52,21 +51,13 @@ class MaskedLanguageModel(Task):
         validation: MaskedBlocks,
         seq_len: int,
         seed: int,
-        elastic_projected_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__(model, tokenizer, train=train, validation=validation, collate=default_collate)  # type: ignore[arg-type]
         self.size = seq_len
         self._seed = seed
-        self._dims = elastic_projected_dims
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         return shuffled_blocks(self.examples, seed=self._seed, epoch=epoch, multiple=multiple)
-
-    def begin(self, update: int | None) -> None:
-        """Choose the number of slots of an update; evaluation uses all slots."""
-        if self._dims:
-            dim = None if update is None else drawn_projected_dim(self._dims, seed=self._seed, update=update)
-            self.model.set_projected_dim(dim)
 
     def labels(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED_LABEL).sum()
@@ -94,11 +85,6 @@ class MaskedLanguageModel(Task):
     def describe(self, metrics: Mapping[str, float]) -> str:
         loss = metrics["loss"]
         return f"validation loss {loss:.3f} nats, perplexity {math.exp(min(loss, 700)):,.1f}"
-
-
-def drawn_projected_dim(dims: Sequence[int], *, seed: int, update: int) -> int:
-    """The number of slots of an update: a pure function, so the same in every process and after a resume."""
-    return dims[int(np.random.default_rng([seed, update]).integers(len(dims)))]
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

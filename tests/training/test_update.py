@@ -1,0 +1,185 @@
+"""One update: exact sums over labels, precision, clipping, non-finite values, and several processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from torch.utils.data import default_collate
+
+from linformer_cli.errors import DivergedError, Stopped
+from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.loop import Training
+from linformer_kit.training.tasks.base import Task
+from tests.conftest import SIZES
+from tests.processes import run_processes
+from tests.training.conftest import same_parameters, small_plan, small_settings
+
+BATCH = 6
+
+
+class Words(Task):
+    """The masked language model on one batch, without dropout or validation; `means` has losses that are no sums."""
+
+    def __init__(self, tokenizer, *, means: bool = False) -> None:
+        torch.manual_seed(1)
+        quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model = LinformerForMaskedLM(LinformerConfig(**{**SIZES, **quiet}))
+        draw = torch.Generator().manual_seed(3)
+        ids = torch.randint(5, SIZES["vocab_size"], (BATCH, 31), generator=draw)
+        hidden = torch.rand(ids.shape, generator=draw) <= torch.linspace(0.1, 0.9, BATCH)[:, None]
+        self.labels_of_rows = hidden.sum(dim=1)
+        rows = [
+            {"input_ids": row, "labels": row.masked_fill(~mask, -100)} for row, mask in zip(ids, hidden, strict=True)
+        ]
+        super().__init__(model, tokenizer, train=rows, validation=[], collate=default_collate)
+        self.means, self.losses = means, []
+
+    def order(self, epoch, *, together, multiple):
+        return list(range(BATCH))
+
+    def labels(self, batch):
+        return None if self.means else (batch["labels"] != -100).sum()
+
+    def forward(self, batch, labels):
+        loss = self.model(**batch, num_items_in_batch=labels).loss
+        self.losses.append(loss.item())
+        return loss
+
+    def metrics(self, *_):
+        return {"loss": 1.0}
+
+    def describe(self, metrics):
+        return ""
+
+
+@pytest.fixture
+def one_update(words, run):
+    """A factory of trainings of one update, made in so many passes; `gradients` are those of the step."""
+
+    def make(passes: int = 1, *, task: Words | None = None, **fields: object) -> Training:
+        task, gradients = task or Words(words), []
+        step = torch.optim.AdamW.step
+
+        def watched(optimizer, *arguments, **named):
+            gradients.extend(parameter.grad.clone() for parameter in task.model.parameters())
+            return step(optimizer, *arguments, **named)
+
+        sizes = {"per_device_train_batch_size": BATCH // passes, "gradient_accumulation_steps": passes}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", watched)
+            training = run(task=task, updates=1, **sizes, **fields)
+        training.gradients = gradients
+        return training
+
+    return make
+
+
+def test_parts_of_an_update_have_the_gradient_of_the_whole(one_update):
+    """Each masked token counts alike, in whichever part it stands."""
+    whole, parted = one_update(1), one_update(3)
+    assert len(set(parted.task.labels_of_rows.view(3, 2).sum(dim=1).tolist())) == 3, "else a mean of means would pass"
+    assert parted.state.logged("loss")[1] == pytest.approx(whole.state.logged("loss")[1], rel=1e-6)
+    for ours, theirs in zip(parted.gradients, whole.gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_losses_that_are_means_count_alike(one_update, words):
+    training = one_update(3, task=Words(words, means=True))
+    assert training.state.logged("loss")[1] == pytest.approx(sum(training.task.losses) / 3, rel=1e-6)
+
+
+def test_the_gradient_norm_is_clipped_and_told(one_update):
+    whole = one_update(max_grad_norm=0)
+    norm = math.sqrt(sum(float(each.square().sum()) for each in whole.gradients))
+    for longest, factor in ((2 * norm, 1.0), (norm / 2, 0.5)):
+        clipped = one_update(max_grad_norm=longest)
+        assert clipped.state.logged("grad_norm")[1] == pytest.approx(norm, rel=1e-5)
+        for ours, theirs in zip(clipped.gradients, whole.gradients, strict=True):
+            torch.testing.assert_close(ours, theirs * factor, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "said"),
+    [
+        ({"bf16": "false"}, torch.float32, "float32"),
+        ({"bf16": "true"}, torch.bfloat16, "bfloat16 mixed precision"),
+        ({"bf16": "auto", "fp16": True}, torch.float16, "float16 mixed precision"),
+    ],
+)
+def test_passes_are_in_the_precision_that_was_asked_for(one_update, words, fields, dtype, said):
+    """Parameters and gradients stay in float32."""
+    task, seen = Words(words), []
+    task.model.lm_head.dense.register_forward_hook(lambda _, given, output: seen.append(output.dtype))
+    training = one_update(task=task, **fields)
+    assert seen == [dtype] and training.precision == said and training.bf16 == (dtype is torch.bfloat16)
+    assert {gradient.dtype for gradient in training.gradients} == {torch.float32}
+
+
+def test_float16_skips_what_overflows_and_lowers_its_scale(build, words, tmp_path):
+    """Which is no error; the scale of a checkpoint goes on."""
+    task = Words(words)
+    task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
+    training = build(task=task, updates=1, fp16=True)
+    training.run()
+    assert training.skipped_updates == 0 and same_parameters(task.model, Words(words).model)
+    assert training.state.scaler == {"scale": 32768.0, "_growth_tracker": 0}
+    resumed = build(task=task, updates=2, fp16=True, checkpoint=tmp_path / "run" / "checkpoint-1")
+    resumed.run()
+    assert resumed.state.scaler == {"scale": 16384.0, "_growth_tracker": 0}
+
+
+def test_what_is_asked_of_the_model(build, words, monkeypatch):
+    task, seen = Words(words), []
+    monkeypatch.setattr(task.model, "compile", lambda: seen.append("compile"))
+    monkeypatch.setattr(task.model, "activation_checkpointing_enable", lambda named: seen.append(named))
+    build(task=task)
+    assert not seen
+    build(task=task, torch_compile=True, activation_checkpointing=True)
+    assert seen == [{"use_reentrant": False}, "compile"]
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+
+def check_process(rank: int, processes: int, port: int, folder: Path) -> None:
+    """The last process alone has a loss that is not finite, and then a signal; all hear of it."""
+    torch.set_num_threads(1)
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    named |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in named.items()}
+    PartialState(cpu=True)
+    tokenizer = train_tokenizer(["def one(): return two\n"] * 3, vocab_size=269, max_length=23)
+    is_last = rank == processes - 1
+
+    def training(name: str) -> Training:
+        settings = small_settings(use_cpu=True, per_device_train_batch_size=BATCH // processes)
+        return Training(Words(tokenizer), settings, small_plan(3), folder / name)
+
+    wrong, stopped = training("wrong"), training("stopped")
+    forward = wrong.task.forward
+    wrong.task.forward = lambda *inputs: forward(*inputs) * (math.nan if is_last else 1.0)
+    # By the gradients that the processes have averaged, the first one has it too, and says so.
+    with pytest.raises(DivergedError, match=r"^update 1 .* got a gradient norm of nan; the update was not made"):
+        wrong.run()
+    stopped.task.begin = lambda update: signal.raise_signal(signal.SIGTERM) if is_last and update == 1 else None
+    with pytest.raises(Stopped, match=r"^stopped after update 2; --resume goes on from .*checkpoint-2$"):
+        stopped.run()
+    del wrong, stopped  # DistributedDataParallel may wait for ever if its process group is destroyed first
+    dist.destroy_process_group()
+
+
+@pytest.mark.e2e
+def test_processes_tell_each_other(tmp_path, processes=3):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_processes(processes, check_process, processes, port, tmp_path)
