@@ -69,7 +69,9 @@ def attention(
 
     samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
     function = _products if by_products else F.scaled_dot_product_attention
-    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout))
+    # Flash attention takes a bias in float32 on a CPU; on a GPU, as products, it wants the format of the queries.
+    wide_bias = query.device.type == "cpu" and not by_products
+    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout), wide_bias)
     if needs_gradient(*tensors):
         attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=dropout > 0)
     contexts = []
@@ -125,6 +127,7 @@ def _block_size(length: int, slots: int, window: int) -> tuple[int, int]:
 
 def _attend(
     function: Callable[..., Tensor],
+    wide_bias: bool,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -143,8 +146,7 @@ def _attend(
     neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
     rows, columns = _block_size(query.shape[2], slots, neighbours.window)
     near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
-    # On a CPU flash attention takes float32 beside bfloat16, on a GPU the format of the queries only.
-    bias = near.bias(mask, slots, torch.promote_types(dtype, torch.float32) if query.device.type == "cpu" else dtype)
+    bias = near.bias(mask, slots, torch.promote_types(dtype, torch.float32) if wide_bias else dtype)
     bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
     context = function(_blocks_first(near.query), _columns(key, near.key), _columns(value, near.value), bias)
     context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
