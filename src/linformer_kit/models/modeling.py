@@ -102,7 +102,7 @@ class LinformerEmbeddings(nn.Module):
         if inputs.tokens.dim() == 2:
             words = self.word_embeddings(inputs.tokens)
         else:  # a NaN in padding would reach the gradients of shared weights through residuals
-            words = zero_padding(inputs.tokens, inputs.lengths)
+            words = inputs.tokens.where(inputs.tokens.isfinite(), zero_padding(inputs.tokens, inputs.lengths))
         embeddings = words + self.position_embeddings(inputs.position_ids + self.position_offset)
         if hasattr(self, "token_type_embeddings"):
             types = inputs.token_type_ids
