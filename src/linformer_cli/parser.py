@@ -179,7 +179,15 @@ def _recipe_file(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects a name that stands twice, of which YAML's own takes the last."""
+    """A loader that rejects a name that stands twice, of which YAML's own takes the last, and aliases.
+
+    With aliases a few lines expand to billions of values.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "an alias", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]

@@ -110,6 +110,7 @@ def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
         ("model:\n  hidden: 3\n", "model.hidden: expected a setting, got an unknown one"),
         ("a: 1\nb: [\n", "bad.yaml: expected YAML, got while parsing a flow node expected the node content"),
         ("a: 1\nb: 2\na: 1\n", "bad.yaml: expected YAML, got a twice in "),
+        ("a: &a [1, 2]\nb: [*a, *a]\n", "bad.yaml: expected YAML, got an alias in "),
         ("a: 2001-99-99\n", "bad.yaml: expected YAML, got month must be in 1..12"),
         ("1: 2\n", "bad.yaml: expected YAML of names and values, got {1: 2}"),
         ("just text", "bad.yaml: expected YAML of names and values, got 'just text'"),
