@@ -223,7 +223,7 @@ class Inputs:
     def _read(self, within: int) -> list[LongText]:
         """Texts of more tokens than the teacher reads."""
         settings, least = self._settings, within - self._special + 1
-        texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="auto", column="text")
+        texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="file", column="text")
         drawn = draw_texts(texts, self._tokenizer, least=least, keep=self._longest, count=settings.articles)
         if len(drawn) < settings.articles:
             enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"

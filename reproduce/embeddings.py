@@ -103,7 +103,7 @@ def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
 
 def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:
     """Texts of more than a number of tokens, evenly spaced over all files."""
-    texts = read_documents(find_files(text_file, field="text_file"), document="auto", column="text")
+    texts = read_documents(find_files(text_file, field="text_file"), document="file", column="text")
     long = [text[:MOST_CHARACTERS] for text in texts if len(text) >= tokens * CHARACTERS]
     if len(long) < samples or samples < 1:
         enough = f"1 to {len(long)} (the texts of at least {tokens * CHARACTERS:,} characters)"

@@ -5,9 +5,8 @@ Here: are they as accurate as the first model, and more accurate than a logistic
 Learning rates are tried for all models alike with the first seed; the best is trained with all seeds. Models that have
 E and F (or W_P) also try the learning rates of these.
 
-    python -m reproduce.table2 --models transformer linformer --data_dir DIR --seeds 1 2 3 --learning_rates 3e-4 1e-3
+    python -m reproduce.table2 --models transformer linformer --seeds 1 2 3 --learning_rates 3e-4 1e-3
 
-DIR has a folder for each task (linformer_kit/data/labelled.py names the files); without it they come from the hub.
 With all texts an encoder of 4 layers, 128 wide, takes minutes for each training on two cores, MiniLM an hour; a GPU is
 used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in minutes what comes out.
 
@@ -23,6 +22,8 @@ import itertools
 import shutil
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas
@@ -33,15 +34,38 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from linformer_cli.errors import DivergedError
-from linformer_cli.settings import FinetuneSettings, TaskName
+from linformer_cli.settings import FinetuneSettings
+from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Example
-from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
+from linformer_kit.data.labelled import LabelledTexts, load_labelled
+from linformer_kit.data.read import load_hub
+from linformer_kit.files.writing import whole_file
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.finetune import finetune, load_encoder
 from linformer_kit.training.optimizer import projection_parameters
 from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, by_name, markdown, mean_and_deviation, run
+
+TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
+
+
+class Task(NamedTuple):
+    """A task of section 5.2 of the paper, from the hub; the classes of all are 0 and 1."""
+
+    title: str
+    data_set: tuple[str, str | None]  # name and configuration
+    text_column: str
+    text_pair_column: str | None = None
+    validation: str = "validation"  # the split with known classes
+
+
+TASKS = {
+    "sst2": Task("SST-2", ("nyu-mll/glue", "sst2"), "sentence"),
+    "imdb": Task("IMDB", ("stanfordnlp/imdb", None), "text", validation="test"),
+    "qnli": Task("QNLI", ("nyu-mll/glue", "qnli"), "question", "sentence"),
+    "qqp": Task("QQP", ("nyu-mll/glue", "qqp"), "question1", "question2"),
+}
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation
@@ -73,7 +97,8 @@ class Settings:
     Attributes:
         models: Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
         tasks: Tasks to train on, of sst2, imdb, qnli and qqp.
-        data_dir: Folder with a folder for each task; default: the hub.
+        cache_dir: Folder with train.jsonl and validation.jsonl in a folder for each task, which are made from the hub
+            where they are missing; default: the cache of pretraining.
         seeds: Seeds of each model on each task.
         learning_rates: Learning rates to try with the first seed.
         projection_learning_rate_factors: Learning rates of E and F, or of W_P, as multiples of the learning rate, to
@@ -89,7 +114,7 @@ class Settings:
 
     models: list[str]
     tasks: list[TaskName] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
-    data_dir: str | None = None
+    cache_dir: str | None = None
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
     learning_rates: list[float] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
     projection_learning_rate_factors: list[float] = dataclasses.field(default_factory=lambda: [0.1])
@@ -124,7 +149,7 @@ def measure(settings: Settings, results: Results) -> None:
             factors = settings.projection_learning_rate_factors
             factors = factors if projection_parameters(encoder) else factors[:1]
             several = list(itertools.product(settings.learning_rates, factors))
-            train = functools.partial(_train, results, name, _finetune_settings(settings, model, task))
+            train = functools.partial(_train, results, name, task, _finetune_settings(settings, model, task))
             for rates in several if len(several) > 1 else ():
                 train(rates, settings.seeds[0], tuning)
             compared = _of(results.content["records"], name, task)
@@ -134,11 +159,17 @@ def measure(settings: Settings, results: Results) -> None:
 
 
 def _train(
-    results: Results, name: str, common: FinetuneSettings, rates: Rates, seed: int, few: int | None = None
+    results: Results,
+    name: str,
+    task: TaskName,
+    common: FinetuneSettings,
+    rates: Rates,
+    seed: int,
+    few: int | None = None,
 ) -> None:
     """Fine-tune with one seed, on at most `few` texts, unless that is done; the accuracy is None if it diverged."""
     rate, factor = rates
-    key: Record = {"model": name, "task": common.task, "learning_rate": rate}
+    key: Record = {"model": name, "task": task, "learning_rate": rate}
     key |= {"projection_learning_rate_factor": factor, "seed": seed, "tuning": few is not None}
     if results.find(**key) is not None:
         return
@@ -170,10 +201,13 @@ def _train(
 
 def _finetune_settings(settings: Settings, model: str, task: TaskName) -> FinetuneSettings:
     """What all trainings of a model on a task have in common."""
+    train, validation = files(task, cache_folder(settings.cache_dir) / "table2" / task)
     return FinetuneSettings(
         model=model,
-        task=task,
-        data_dir=settings.data_dir,
+        train_file=[str(train)],
+        validation_file=[str(validation)],
+        text_column=TASKS[task].text_column,
+        text_pair_column=TASKS[task].text_pair_column,
         max_train_samples=settings.max_train_samples,
         max_eval_samples=settings.max_eval_samples,
         num_train_epochs=settings.num_train_epochs,
@@ -181,6 +215,18 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         per_device_eval_batch_size=64,
         report_to="none",
     )
+
+
+def files(task: TaskName, folder: Path) -> tuple[Path, Path]:
+    """The training and validation texts of a task as JSON Lines in a folder, made from the hub if they are missing."""
+    paths = folder / "train.jsonl", folder / "validation.jsonl"
+    if not all(path.exists() for path in paths):
+        splits = load_hub(*TASKS[task].data_set)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, split in zip(paths, ("train", TASKS[task].validation), strict=True):
+            with whole_file(path) as staged:
+                splits[split].to_json(str(staged))
+    return paths
 
 
 def best_rates(records: list[Record], first: int) -> Rates:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gc
 import itertools
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,31 +81,6 @@ def write_corpus(folder: Path) -> Path:
     for number in range(13):
         lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
         (folder / f"{number}.txt").write_text("\n".join(lines))
-    return folder
-
-
-def write_tasks(folder: Path) -> Path:
-    """Local copies of the paper's tasks, as they are distributed, with four texts each for training and for validation."""
-    places = {"train": ("train.tsv", "train.jsonl"), "validation": ("dev.tsv", "test.jsonl")}
-    for table, lines in places.values():
-        rows = {
-            "sst2": ["sentence\tlabel", *(f"it 's \"{table} {n}\t{n % 2}" for n in range(4))],
-            "qnli": [
-                "index\tquestion\tsentence\tlabel",
-                *(f"{n}\twhat ?\t{table} {n}\t{('entailment', 'not_entailment')[n % 2]}" for n in range(4)),
-            ],
-            "qqp": [
-                "id\tquestion1\tquestion2\tis_duplicate",
-                *(f"{n}\twhat ?\t{table} {n}\t{n % 2}" for n in range(4)),
-                "ragged\trow",
-            ],
-        }
-        for task, content in rows.items():
-            (folder / task).mkdir(exist_ok=True)
-            (folder / task / table).write_text("\n".join(content) + "\n")
-        (folder / "imdb").mkdir(exist_ok=True)
-        reviews = ({"id": f"{n}_9", "label": n % 2, "text": f"{lines} {n}"} for n in range(4))
-        (folder / "imdb" / lines).write_text("".join(json.dumps(review) + "\n" for review in reviews))
     return folder
 
 

@@ -13,30 +13,9 @@ from linformer_kit.data.files import find_files, standard_library
 from linformer_kit.data.read import read_documents
 
 NOTES = "\n one\n two\n\n \n\nthree\n"
-WIKITEXT = """
- = First =
-
- text one
-
- = = Deeper = =
-
- text two
- = Played , W =
- more
-
- = Ties =
- legend
- = Losses =
-
- more
-
- = Second =
-
- x
-"""
 
 
-def read(path, document="auto", column="text"):
+def read(path, document="file", column="text"):
     return list(read_documents([path], document=document, column=column))
 
 
@@ -45,22 +24,9 @@ def write(path, content):
     return path
 
 
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        ("auto", [NOTES]),
-        ("line", [" one", " two", "three"]),
-        ("wikitext", [" one\n two\n\n \n\nthree"]),
-    ],
-)
-def test_rules_for_text(tmp_path, document, expected):
-    assert read(write(tmp_path / "notes.txt", NOTES), document) == expected
-
-
-def test_articles_start_at_headings_of_level_one_between_blank_lines(tmp_path):
-    first, second = read(write(tmp_path / "wiki.txt", WIKITEXT))
-    assert first.startswith(" = First =\n\n text one") and first.endswith("more")
-    assert second == " = Second =\n\n x"
+def test_a_text_file_is_one_document_or_one_for_each_line(tmp_path):
+    path = write(tmp_path / "notes.txt", NOTES)
+    assert read(path) == [NOTES] and read(path, "line") == [" one", " two", "three"]
 
 
 @pytest.mark.parametrize(

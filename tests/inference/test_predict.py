@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
@@ -15,7 +14,6 @@ from transformers import pipeline
 from linformer_cli.cli import main
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
-from linformer_kit.data.labelled import TASKS, columns_of_task
 from linformer_kit.inference import batches
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.predict import predict
@@ -144,7 +142,7 @@ def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, argume
 
 
 def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_first(tmp_path, monkeypatch):
-    columns = dataclasses.asdict(columns_of_task(TASKS["qqp"], in_files=True))
+    columns = {"text": "question1", "text_pair": "question2", "label": "is_duplicate"}
     fields = {"num_labels": 2, "trained_columns": columns}
     trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,16 @@ from linformer_cli.settings import FinetuneSettings
 from linformer_kit.data.labelled import load_labelled
 from reproduce import table2
 from reproduce.common import run
-from tests.conftest import write_model, write_tasks
+from tests.conftest import write_model
+
+
+def write_data_sets(folder: Path, count: int = 4) -> None:
+    """Data sets with the columns of those on the hub, which have numbers as classes."""
+    for name, task in table2.TASKS.items():
+        for split in ("train", task.validation):
+            rows = [{column: f"what {n}" for column in task[2:4] if column} | {"label": n % 2} for n in range(count)]
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -19,9 +29,10 @@ def start(tmp_path, monkeypatch):
     """Runs the script with a Linformer and a Transformer, of which the accuracy is `accuracy(settings)` if given."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kinds = ("linformer", "full")
-    models = [str(write_model(tmp_path / kind, "what train.tsv dev.tsv 0 1 2 3", attention=kind)) for kind in kinds]
-    (tmp_path / "tasks").mkdir()
-    write_tasks(tmp_path / "tasks")
+    models = [str(write_model(tmp_path / kind, "what 0 1 2 3", attention=kind)) for kind in kinds]
+    write_data_sets(tmp_path / "hub")
+    tasks = {name: task._replace(data_set=(str(tmp_path / "hub" / name), None)) for name, task in table2.TASKS.items()}
+    monkeypatch.setattr(table2, "TASKS", tasks)
     own = table2.finetune
 
     def start(*options: str, accuracy=None) -> list[dict]:
@@ -32,7 +43,7 @@ def start(tmp_path, monkeypatch):
             return found, folder
 
         monkeypatch.setattr(table2, "finetune", observed)
-        common = ["--models", *models, "--data_dir", str(tmp_path / "tasks"), "--output_dir", str(tmp_path / "out")]
+        common = ["--models", *models, "--output_dir", str(tmp_path / "out")]
         run(table2.Settings, table2.measure, table2.table, table2.draw, [*common, *options])
         return json.loads((tmp_path / "out" / "table2.json").read_text())["records"]
 
@@ -78,13 +89,12 @@ def test_a_rate_that_diverges_is_noted_and_not_chosen(start, capsys):
 
 def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):
     """Pairs whose class is whether they share a word, and texts whose class is a word."""
-    (tmp_path / "qqp").mkdir()
     pairs = [(f"w{n % 7} a", f"w{(n % 7 + n % 2 * (1 + n % 5)) % 7} a", n % 2) for n in range(70)]
-    rows = ["id\tquestion1\tquestion2\tis_duplicate"]
-    rows += [f"{number}\t{one}\t{other}\t{label}" for number, (one, other, label) in enumerate(pairs)]
-    for name in ("train.tsv", "dev.tsv"):
-        (tmp_path / "qqp" / name).write_text("\n".join(rows) + "\n")
-    texts = load_labelled(FinetuneSettings(model="", task="qqp", data_dir=str(tmp_path)))
+    rows = ["text,other,label", *(f"{one},{other},{label}" for one, other, label in pairs)]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    files = [str(tmp_path / "pairs.csv")]
+    settings = FinetuneSettings(model="", train_file=files, validation_file=files, text_pair_column="other")
+    texts = load_labelled(settings)
     alone, shared = (table2.words_alone(texts, shared=shared) for shared in (False, True))
     assert shared["accuracy"] == 1.0 > alone["accuracy"]
     assert (shared["train"], shared["validation"]) == (70, 70) and shared["strength"] in table2.STRENGTHS

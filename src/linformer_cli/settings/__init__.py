@@ -21,7 +21,6 @@ from linformer_cli.settings.commands import (
     PredictSettings,
     PretrainSettings,
     SpectrumSettings,
-    TaskName,
     TrainingSettings,
     check_model_is_kept,
 )

@@ -46,27 +46,22 @@ from linformer_cli.settings.model import (
     ResizeMode,
 )
 
-TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
-
 
 @settings
 class PairSettings:
     """Columns of texts or of pairs of texts."""
 
-    text_column: Texts[str | None] = None  # Column of the text; default: that of the task or fine-tuning, or `text`.
-    text_pair_column: Texts[str | None] = None  # Column of second texts; default: that of the task or fine-tuning.
+    text_column: Texts[str | None] = None  # Column of the text; default: that of the fine-tuning, or `text`.
+    text_pair_column: Texts[str | None] = None  # Column of second texts; default: that of the fine-tuning.
 
 
 @settings
 class LabelledSettings(PairSettings):
-    """Labelled texts: one of the paper's tasks, files, or a data set of the hub."""
+    """Labelled texts of files, or of a data set of the hub."""
 
-    task: Texts[TaskName | None] = None  # A task of the paper, from the hub or data_dir; it sets columns and classes.
-    # Folder that has, in a subfolder named after the task, the task's original files.
-    data_dir: Texts[Folder | None] = None
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of files.
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
-    # Column of the class, or of a list of classes (multi-label); default: that of the task or fine-tuning, or `label`.
+    # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
     label_column: Texts[str | None] = None
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
     max_eval_samples: Texts[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
@@ -77,8 +72,7 @@ class DocumentSettings:
     """Documents of files."""
 
     text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    # What a document of .txt files is; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
-    document: Texts[Document] = "auto"
+    document: Texts[Document] = "file"  # What a document of .txt files is: the whole file, or a line.
 
 
 @settings
@@ -211,7 +205,7 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
     eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
     # Stop after so many evaluations without a better metric; default: never.
     early_stopping_patience: Evaluation[Count | None] = None
-    # Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1 for multi-label texts.
+    # Metric that selects the best checkpoint; default: accuracy, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
 
@@ -264,7 +258,7 @@ class ClassifierSettings:
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
-    split: Texts[str | None] = None  # Split of a data set of the hub; default: the task's, else validation.
+    split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
 
@@ -286,8 +280,7 @@ class EmbedSettings(ResumeSettings):
     file: Argument[File]  # File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
     output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
-    # How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading, else `file`.
-    document: Texts[Document] = "auto"
+    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
     # Tokens at which longer texts are truncated; default: as in the model's files.
     max_length: Texts[Count | None] = None
     # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),

@@ -74,7 +74,7 @@ Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value:
 File = Annotated[str, AfterValidator(os.path.expanduser), "FILE"]
 Folder = Annotated[str, AfterValidator(os.path.expanduser), "FOLDER"]
 ModelName = Annotated[str, AfterValidator(os.path.expanduser), "MODEL"]
-Document = Literal["auto", "file", "line", "wikitext"]  # how text files are split into documents
+Document = Literal["file", "line"]  # how text files are split into documents
 
 
 @dataclass_transform(kw_only_default=True)

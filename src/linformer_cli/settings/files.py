@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 # Settings that name files and models, and settings of this machine only.
-_FILES = ("train_file", "validation_file", "text_file", "data_dir")
+_FILES = ("train_file", "validation_file", "text_file")
 _MODELS = ("model", "models", "from_model", "tokenizer", "teacher")
 _OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
 

@@ -96,7 +96,7 @@ def find_texts(text_file: list[str] | None, *, column: str = "text") -> TextFile
     if text_file is None:
         return standard_library()
     paths = find_files(text_file, field="text_file")
-    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document="auto", column=column)
+    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document="file", column=column)
 
 
 def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:

@@ -23,7 +23,6 @@ class Columns(TextColumns):
     """Which columns of a table hold texts and classes."""
 
     label: str = "label"  # the class, or a list of classes
-    numbered: tuple[str, ...] = ()  # names of the classes, by the number that a file may use instead
 
     def names(self) -> dict[str, str]:
         return super().names() | {"label_column": self.label}
@@ -42,21 +41,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a task."""
+    """The classes of labelled texts."""
 
     names: tuple[str, ...]  # by number
     multi_label: bool = False  # whether a text may have any number of them instead of one
-    numbered: tuple[str, ...] = ()  # names by the number that a file may use instead, as in the paper's tasks
 
     def number(self, value: str, *, source: str, column: str) -> int:
-        """The index of a class that is given as in a file, by name or number; an `InputError` if it is unknown."""
-        integer = _as_integer(value)
-        by_number = {str(number): name for number, name in enumerate(self.numbered)}
-        for name in (value, integer, by_number.get(integer or "")):
+        """The index of a class that is given as in a file; an `InputError` if it is unknown."""
+        for name in (value, _as_integer(value)):
             if name in self.names:
                 return self.names.index(name)
-        numbers = f", or 0 to {len(self.numbered) - 1}" if self.numbered else ""
-        raise InputError(f"{source}: {column!r} is {value!r}; expected one of {listed_classes(self.names)}{numbers}")
+        raise InputError(f"{source}: {column!r} is {value!r}; expected one of {listed_classes(self.names)}")
 
     def target(self, example: Example, *, column: str) -> int | list[float]:
         """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.

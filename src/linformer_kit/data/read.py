@@ -7,12 +7,7 @@
 | .tsv            | a line; quotes have no special meaning, as in GLUE                    |
 | .parquet        | a row                                                                 |
 
-| .txt .py .md by the rule | one document                                                         |
-|--------------|----------------------------------------------------------------------------------|
-| `file`       | the whole file                                                                   |
-| `line`       | a non-blank line                                                                 |
-| `wikitext`   | an article: from a heading ` = Title = ` between blank lines to the next heading |
-| `auto`       | `wikitext` if the first non-blank line is such a heading, else `file`            |
+A document of .txt, .py and .md is the whole file (`file`), or a non-blank line (`line`).
 
 All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
 
@@ -25,12 +20,9 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, tee
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,13 +38,9 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
 Text = tuple[str, str | None]  # a text, and the second text of a pair
 
-logger = logging.getLogger(__name__)
-
 _PARQUET_ROWS = 256
 # The csv module's default, 128 KiB, is shorter than many documents. This is the largest that every platform accepts.
 _LONGEST_FIELD = 2**31 - 1
-# One `=` on each side; ` = = Section = = ` is the heading of a section.
-_HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
 
 
 @dataclass(frozen=True)
@@ -80,13 +68,12 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLE_SUFFIXES
 
 
-def read_table(path: Path, columns: Mapping[str, str], *, skip_ragged: bool = False) -> Iterator[Row]:
+def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     """Read a table.
 
     Args:
         path: A table.
         columns: Names of the columns to read, by the names of their settings.
-        skip_ragged: Whether to skip records of .csv and .tsv with more or fewer fields than the header, with a warning.
 
     Yields:
         Source of a row, and the values of its columns: strings from .csv and .tsv, else any value.
@@ -97,7 +84,7 @@ def read_table(path: Path, columns: Mapping[str, str], *, skip_ragged: bool = Fa
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_rows(path, columns)
-    return _delimited_rows(path, columns, skip_ragged) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
+    return _delimited_rows(path, columns) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
@@ -138,8 +125,8 @@ def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
         return load_dataset(name, config)
 
 
-def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *, numbered: bool) -> Iterator[Row]:
-    """Rows of a split of the hub, as `read_table`; classes by number if `numbered`, else by name if they have names."""
+def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Rows of a split of the hub, as `read_table`; classes by name if the data set has names for them."""
     check_columns(f"dataset_name {name} {split}", columns, rows.column_names)
     rows = rows.select_columns(list(columns.values()))
     # Columns of classes, or of lists of classes, for which the data set has names.
@@ -150,7 +137,7 @@ def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *
             value = row[column]
             if isinstance(value, int) and value < 0:  # a test split without published classes
                 value = None
-            row[column] = value if numbered or value is None else feature.int2str(value)
+            row[column] = value if value is None else feature.int2str(value)
         yield f"{name} {split} row {number}", row
 
 
@@ -210,10 +197,9 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _delimited_rows(path: Path, columns: Mapping[str, str], skip_ragged: bool) -> Iterator[Row]:
+def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
     csv.field_size_limit(_LONGEST_FIELD)
-    ragged: list[str] = []
     with open_text(path, newline="") as file:
         rows = csv.reader(file, strict=True, **dialect)
         try:
@@ -226,15 +212,10 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], skip_ragged: bool) -
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if len(row) == len(header):
                     yield source, {column: row[place] for column, place in places.items()}
-                elif row and skip_ragged:
-                    ragged.append(source)
                 elif row:
                     raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")
         except csv.Error as error:
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
-    if ragged:
-        told = "skipped rows with another number of fields than the header: %s; the first: %s"
-        logger.warning(told, len(ragged), ragged[0])
 
 
 def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
@@ -258,28 +239,7 @@ def _lines(path: Path) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in file)
 
 
-def _articles(path: Path) -> Iterator[str]:
-    before, here, after = tee(_lines(path), 3)
-    next(after, None)
-    neighbours = zip(chain([""], before), here, chain(after, [""]), strict=False)  # `before` has one more, unused
-    article: list[str] = []
-    # Blank lines around it distinguish a heading from a line of a formula or legend such as ` = Played , W = `.
-    for previous, line, following in neighbours:
-        if not previous.strip() and not following.strip() and _HEADING.fullmatch(line):
-            yield "\n".join(article).strip("\n")
-            article = []
-        article.append(line)
-    yield "\n".join(article).strip("\n")
-
-
-def _articles_or_whole_file(path: Path) -> Iterator[str]:
-    first = next((line for line in _lines(path) if line.strip()), "")
-    return _articles(path) if _HEADING.fullmatch(first) else _whole_file(path)
-
-
 RULES: dict[str, Callable[[Path], Iterator[str]]] = {
-    "auto": _articles_or_whole_file,
     "file": _whole_file,
     "line": _lines,
-    "wikitext": _articles,
 }

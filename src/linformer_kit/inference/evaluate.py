@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
-from linformer_kit.data.labelled import load_measured, metrics_of, task_of
+from linformer_kit.data.labelled import load_measured, metrics_of
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
@@ -32,14 +32,15 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         InputError: for texts, classes, a model or a folder that cannot be used.
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
-    examples, labels, columns = load_measured(settings, *read_classes(settings.model))
+    labels, trained = read_classes(settings.model)
+    examples, columns = load_measured(settings, labels, trained)
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings)
     texts = ((example.text, example.text_pair) for example in examples)
     groups = [classifier(group) for group in together(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-    metrics = scores(answers, targets, metrics_of(labels, task_of(settings)), len(labels.names))
+    metrics = scores(answers, targets, metrics_of(labels), len(labels.names))
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": model_label(settings.model),

@@ -135,7 +135,7 @@ def read_classes(name: str) -> tuple[Labels, Columns]:
     if numbers != list(range(len(numbers))) or len(set(names)) < len(names):
         expected = "different classes, numbered from 0, in id2label"
         raise InputError(f"model: expected {expected}, got {listed_classes(names)} in {name}")
-    recorded = getattr(config, "trained_columns", None) or {"text": "text", "numbered": ()}
+    recorded = getattr(config, "trained_columns", None) or {"text": "text"}
     with input_errors(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}"):
-        columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
+        columns = Columns(**recorded)
     return Labels(names, multi_label=multi_label), columns

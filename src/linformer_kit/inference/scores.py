@@ -11,7 +11,7 @@ from scipy.special import expit, log_expit, log_softmax, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
-from linformer_kit.data.labelled import ACCURACY, F1, MACRO_F1, MICRO_F1
+from linformer_kit.data.labelled import ACCURACY, MACRO_F1, MICRO_F1
 
 _AVERAGES = {MACRO_F1: "macro", MICRO_F1: "micro"}
 
@@ -39,16 +39,15 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
     Args:
         answers: The predicted classes, as from `answers_of`.
         targets: The true classes, likewise.
-        metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
-            `micro_f1` (over all answers together).
+        metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes), `micro_f1` (over all
+            answers together).
         classes: Number of classes.
     """
 
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        how = {} if name == F1 else {"average": _AVERAGES[name], "labels": range(classes)}
-        return f1_score(targets, answers, zero_division=0.0, **how)
+        return f1_score(targets, answers, average=_AVERAGES[name], labels=range(classes), zero_division=0.0)
 
     return {name: float(score(name)) for name in metrics}
 
