@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Num
-from scipy.special import expit, log_expit, log_softmax, logit, softmax
+from scipy.special import expit, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
@@ -107,7 +109,9 @@ def names_of(target: Any, labels: Labels) -> str | list[str]:
 
 def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
     """Negative log-likelihood of the true class of each text, in nats; for multi-label texts, the mean over classes."""
-    logits = logits.astype(np.float64)  # of probabilities, the smallest would be rounded to 0
-    if targets.ndim == 2:
-        return -log_expit(np.where(targets == 1, logits, -logits)).mean(axis=1)
-    return -np.take_along_axis(log_softmax(logits, axis=1), targets[:, None].astype(np.int64), axis=1)[:, 0]
+    outputs, expected = torch.from_numpy(logits).double(), torch.from_numpy(targets)
+    if expected.dim() == 2:
+        each = F.binary_cross_entropy_with_logits(outputs, expected.double(), reduction="none").mean(dim=1)
+    else:
+        each = F.cross_entropy(outputs, expected.long(), reduction="none")
+    return each.numpy()
