@@ -103,7 +103,7 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None
         return
     inserted = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     unused = tokenizer.get_added_vocab().keys() - inserted
-    largest = max((number for token, number in tokenizer.get_vocab().items() if token not in unused), default=-1)
+    largest = max([number for token, number in tokenizer.get_vocab().items() if token not in unused], default=-1)
     if largest >= vocab_size:
         expected = f"a tokenizer of at most {vocab_size:,} tokens (the model's vocabulary)"
         raise InputError(f"model: expected {expected}, got {largest + 1:,}")

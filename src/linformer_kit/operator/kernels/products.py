@@ -35,16 +35,15 @@ def linear(
     with float32 4 to 8 % of a layer. In a format that the processor has no instructions for, computes in float32 and
     rounds once.
     """
-    activated = F.gelu if gelu else torch.nn.Identity()
     wide = widens(inputs, weight, bias)
-    if not wide and not _suits_onednn(inputs, weight, bias):
-        return activated(F.linear(inputs, weight, bias))
-    if needs_gradient(inputs, weight, bias):
-        through_onednn = wide or inputs.dtype == torch.float32
-        return activated((_Linear.apply if through_onednn else F.linear)(inputs, weight, bias))
-    if wide:
-        return linear(*in_float32(inputs, weight, bias), gelu=gelu).to(inputs.dtype)
-    return onednn_linear(inputs, weight, bias, gelu=gelu)
+    fast = wide or _suits_onednn(inputs, weight, bias)
+    if fast and not needs_gradient(inputs, weight, bias):
+        if wide:
+            return linear(*in_float32(inputs, weight, bias), gelu=gelu).to(inputs.dtype)
+        return onednn_linear(inputs, weight, bias, gelu=gelu)
+    with_fast_gradients = fast and (wide or inputs.dtype == torch.float32)
+    product = (_Linear.apply if with_fast_gradients else F.linear)(inputs, weight, bias)
+    return F.gelu(product) if gelu else product
 
 
 def apply_linear(

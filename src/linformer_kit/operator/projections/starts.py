@@ -84,6 +84,7 @@ def spread_order(count: int) -> list[int]:
         >>> spread_order(8)
         [0, 4, 2, 6, 1, 5, 3, 7]
     """
-    bits = (count - 1).bit_length()
-    reversed_bits = (sum((index >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for index in range(1 << bits))
-    return [index for index in reversed_bits if index < count]
+    order = [0]
+    while len(order) < count:
+        order = [2 * index for index in order] + [2 * index + 1 for index in order]
+    return [index for index in order if index < count]
