@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from linformer_cli.cli import main
 from linformer_cli.errors import PROCESS_KILLED, InputError, input_errors, machine_failure
-from linformer_kit.commands import finetune
+from linformer_kit.training import finetune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [

@@ -20,7 +20,6 @@ PACKAGE = Path(linformer_kit.__file__).parent
 # From applications down to what everything may use. A module may import what stands below it.
 LAYERS = (
     "__main__",
-    "commands",
     "export",
     "analysis",
     "training",

@@ -35,18 +35,18 @@ COMMANDS = {
     "pretrain": Command(
         _S.PretrainSettings,
         _TRAIN,
-        "commands.pretrain",
+        "training.pretrain",
         "--train_file notes/ corpus.jsonl --output_dir my-model",
         "tiny",
     ),
-    "finetune": Command(_S.FinetuneSettings, _TRAIN, "commands.finetune", "--model my-model --train_file reviews.csv"),
+    "finetune": Command(_S.FinetuneSettings, _TRAIN, "training.finetune", "--model my-model --train_file reviews.csv"),
     "distill": Command(
-        _S.DistillSettings, _TRAIN, "commands.distill", "my-bert linear-bert --train_file articles/ books/"
+        _S.DistillSettings, _TRAIN, "training.distill", "my-bert linear-bert --train_file articles/ books/"
     ),
     "convert": Command(
-        _S.ConvertSettings, _CONVERT, "commands.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256"
+        _S.ConvertSettings, _CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256"
     ),
-    "adapters": Command(_S.AdaptersSettings, _CONVERT, "commands.adapters", ""),
+    "adapters": Command(_S.AdaptersSettings, _CONVERT, "training.adapter", ""),
     "export": Command(_S.ExportSettings, _CONVERT, "export.folder", "my-classifier served --int8"),
     "inspect": Command(_S.InspectSettings, _MEASURE, "analysis.inspection", "my-linformer pictures --layers 0 11"),
     "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --choose --energy 0.8"),

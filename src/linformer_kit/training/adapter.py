@@ -1,4 +1,6 @@
-"""Train an adapter instead of all weights: low-rank changes of the layers' linear maps, and E and F.
+"""Adapters: the list of those that ship, and how one is trained.
+
+Instead of all weights, low-rank changes of the layers' linear maps are trained, and E and F.
 
 Source of the low-rank changes: Hu et al. 2021 (arXiv 2106.09685), by PEFT.
 """
@@ -16,26 +18,49 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_cli.settings import DistillSettings, LinearizeSettings, model_label
-from linformer_kit.files.manifest import write_manifest
+from linformer_cli.settings import AdaptersSettings, DistillSettings, LinearizeSettings, model_label
+from linformer_kit.files.manifest import read_json, write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
     PREFIX,
     WEIGHTS,
     Adapter,
+    adapter_folder,
     base_fingerprint,
     learned_parameters,
+    shipped_adapters,
 )
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.models.card import CARD, license_of
+from linformer_kit.report.base import table
 from linformer_kit.report.distillation import adapter_card
 from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 
+_COLUMNS = ["adapter", "base model", "licence", "n", "k", "cosine", "MB"]
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
 _UNKNOWN = "unknown"
 _EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. "
+
+
+def main(settings: AdaptersSettings) -> None:
+    """Print the adapters as a table, or the card of one."""
+    if settings.card is not None:
+        print((adapter_folder(settings.card) / CARD).read_text(encoding="utf-8"), end="")
+        return
+    rows = []
+    for name, folder in shipped_adapters().items():
+        about = read_json(folder / ABOUT)
+        base, student = about["base_model"], about["distillation"]["student"]
+        cosine = about["distillation"]["curve"]["cosine"][-1][1]
+        sizes = f"{student['seq_len']:,}", str(student["projected_dim"])
+        megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        rows.append([name, base["name"], base["license"], *sizes, f"{cosine:.3f}", f"{megabytes:.1f}"])
+    print("\n".join(table(_COLUMNS, rows)))
+    compared = "similarity of the embeddings of the adapted model to those of the base model, mean over held-out texts"
+    print(f"\nCosine: {compared}.\nIn Python:")
+    print(f'  model = lk.linearize(SentenceTransformer("{rows[0][1]}"), adapter="{rows[0][0]}")')
 
 
 def add_adapter(student: LinearizedModel, rank: int) -> None:

@@ -31,8 +31,8 @@ from linformer_kit.training.adapter import (
 )
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
-from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.process import callers_random_state, keep_freed_memory
+from linformer_kit.training.run import Run, measurements, print_results
 from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
@@ -44,6 +44,13 @@ _OF_TEXTS = ("ForSequenceClassification", "ForQuestionAnswering")
 # Kinds of answers that the pieces of a text have together: one for each token, or their mean.
 _BY_TOKEN = ("words", "tokens", "embeddings")
 ADAPTER = "adapter"  # subfolder of the output folder
+
+
+def main(settings: DistillSettings) -> None:
+    """Distil and print the results."""
+    keep_freed_memory()
+    _, folder = distill(settings)
+    print_results(folder, f"Saved in {folder}; AutoModel loads it after `import linformer_kit`.")
 
 
 @callers_random_state()

@@ -26,10 +26,17 @@ from linformer_kit.interop.loading import fingerprint, input_length, load_model,
 from linformer_kit.report.classification import write_finetune_report, write_mistakes
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.process import callers_random_state, keep_freed_memory
+from linformer_kit.training.run import Run, measurements, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.classification import Classification, curves
+
+
+def main(settings: FinetuneSettings) -> None:
+    """Fine-tune and print the results."""
+    keep_freed_memory()
+    _, folder = finetune(settings)
+    print_results(folder, f"Saved in {folder}. Use it:\n  linformer predict {folder} FILE")
 
 
 @callers_random_state()

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, set_seed
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
-from linformer_cli.errors import InputError, renamed
+from linformer_cli.errors import DivergedError, InputError, renamed
 from linformer_cli.settings import ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
@@ -26,8 +26,8 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.process import callers_random_state, keep_freed_memory
+from linformer_kit.training.run import Run, measurements, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
@@ -35,6 +35,17 @@ _SHOWN = 12  # tokens around a masked word that the report shows
 
 # Settings that may change on resume, besides those that may change in all commands.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
+
+
+def main(settings: PretrainSettings) -> None:
+    """Pretrain and print the results."""
+    keep_freed_memory()
+    results, folder = pretrain(settings)
+    for attention, result in results["models"].items():
+        if result["diverged"] is not None:
+            raise DivergedError(f"{attention} attention: {result['diverged']}")
+    mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
+    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import {mask}'")
 
 
 @callers_random_state()

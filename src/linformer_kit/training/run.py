@@ -210,6 +210,13 @@ class Run:
         write_by_one(functools.partial(write, *arguments, self.folder), what, "the checkpoints are")
 
 
+def print_results(folder: Path, advice: str) -> None:
+    """Print the results of a training, and what can be done with them, once for all processes."""
+    if PartialState().is_main_process:
+        print((folder / "metrics.md").read_text(encoding="utf-8"))
+        print(advice)
+
+
 def measurements(training: Training) -> dict[str, Any]:
     """Entries common to the results of all trainings: updates, divergence, time, speed and number format."""
     return {
