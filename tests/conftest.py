@@ -26,8 +26,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.models import encoder
 from linformer_kit.operator.kernels import softmax
-from linformer_kit.operator.kernels import tokens as token_blocks
 from linformer_kit.operator.projections import PROJECTIONS
 
 hypothesis.settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)
@@ -229,9 +229,9 @@ def small_blocks(monkeypatch):
 
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `small_blocks` does, for other processes."""
-    monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
-    monkeypatch.setattr(token_blocks, "_LEAST_TOKENS", 4)
-    monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
+    monkeypatch.setattr(encoder, "_LEAST_TOKENS", 4)
+    monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 200)
     monkeypatch.setattr(softmax, "_COLUMNS", 1000)
     monkeypatch.setattr(softmax, "_ROWS", 3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import linformer_kit as lk
 from linformer_kit import InputError
-from linformer_kit.operator.kernels import runs_in_blocks
+from linformer_kit.models.encoder import runs_in_blocks
 from tests.conftest import KINDS, fields, randomise, tokens, values_of
 
 ATTENTION = ["q_proj", "k_proj", "v_proj"]

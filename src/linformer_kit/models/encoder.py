@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import is_replaced
+from linformer_kit.operator.conditions import is_replaced, may_need_whole, must_be_plain
 from linformer_kit.operator.padding import put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
@@ -29,6 +29,10 @@ from linformer_kit.operator.projections import (
     build_projection,
     inside,
 )
+
+_BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
+_LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often
+_BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that fit in the cache with the others
 
 
 class LocalConvolution(nn.Module):
@@ -211,10 +215,48 @@ class LinformerEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=put_back(hidden, order))
 
 
+def runs_in_blocks(module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> bool:
+    """Whether a token-wise module should run block by block.
+
+    True for large inputs in inference on a CPU: there the activations of a block stay in the cache, and only one block
+    needs memory. False in training mode, with hooks or foreign classes in the module, or with mixed dtypes.
+
+    Args:
+        module: The module.
+        tokens: Its input, ids or hidden states.
+        width: Width of its widest activation.
+    """
+    if (
+        must_be_plain()
+        or tokens.device.type != "cpu"
+        or tokens.shape[:2].numel() <= _block_tokens(width)
+        or torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return False
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    dtypes |= {tokens.dtype} if tokens.is_floating_point() else set()
+    return len(dtypes) == 1 and not any(
+        part.training or (part is not module and may_need_whole(part)) for part in module.modules()
+    )
+
+
+def _block_tokens(width: int) -> int:
+    """Tokens in a block whose widest activation has this width."""
+    return max(_LEAST_TOKENS, _BLOCK_TOKENS * torch.get_num_threads(), _BLOCK_ELEMENTS // width)
+
+
 def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> Iterator[tuple[slice, slice]]:
-    """Samples and positions of blocks of tokens, small enough for activations of this width."""
-    batch, seq_len = tokens.shape[:2]
-    return kernels.blocks(batch, seq_len, kernels.block_tokens(width))
+    """Samples and positions of blocks of tokens of about equal sizes, small enough for activations of this width.
+
+    A block is a part of one sequence, or several whole ones.
+    """
+    (batch, length), most = tokens.shape[:2], _block_tokens(width)
+    samples = max(1, most // max(1, length))
+    parts = -(-length // most)
+    for start in range(0, batch, samples):
+        for part in range(parts):
+            yield slice(start, start + samples), slice(part * length // parts, (part + 1) * length // parts)
 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:

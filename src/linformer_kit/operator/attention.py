@@ -9,7 +9,7 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced, reject_old_exporter
+from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
@@ -108,8 +108,8 @@ class ProjectedAttention(nn.Module):
         Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
         all tokens are there too.
         """
-        reject_old_exporter()
-        module = self._projection()
+        # Looked up at every call, so that a replacement is used.
+        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
         projection = inside(module)
         dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
@@ -148,7 +148,7 @@ class ProjectedAttention(nn.Module):
             some = slice(None if self.sliding_window else first)
             tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
             near = Neighbours(*tokens, self.sliding_window, lengths)
-        rest = _lengths_after(lengths, first)
+        rest = _lengths_after(lengths, first) if first else lengths
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
 
@@ -160,7 +160,7 @@ class ProjectedAttention(nn.Module):
             key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
             return _slots_of(compressed, key_slots, value_slots, rest)
 
-        slots = Slots.for_heads(compress, dims)
+        slots = _of_all_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
 
     def _mapped_then_compressed(
@@ -190,10 +190,6 @@ class ProjectedAttention(nn.Module):
     def is_full(self) -> bool:
         """Whether this is full attention (equation 2)."""
         return isinstance(self.projection, FullAttention)
-
-    def _projection(self) -> nn.Module:
-        """E and F, looked up at every call so that a replacement is used."""
-        return self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
 
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"]
@@ -226,14 +222,13 @@ def project_heads(
         global_tokens: g, the number of tokens at the start that all queries see.
         biases: What keys and values contain that is to be added after the projection, `[heads, 1, head_dim]`.
     """
-    reject_old_exporter()
     declared, first = inside(projection), global_tokens
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    rest = _lengths_after(lengths, first)
+    rest = _lengths_after(lengths, first) if first else lengths
     keys, values = (
         tokens[:, :, first:] if bias is None else zero_padding(tokens[:, :, first:] - bias, rest)
         for tokens, bias in zip((key, value), biases, strict=True)
@@ -247,12 +242,17 @@ def project_heads(
         return _slots_of(compressed, key_slots, value_slots, rest)
 
     near = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(Slots.for_heads(compress, dims), near, first, declared)
+    return _with_tokens(_of_all_heads(compress, dims), near, first, declared)
+
+
+def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
+    """The slots of all heads; `compress` makes them for a k."""
+    return compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
     """The lengths of sequences without their first tokens."""
-    return lengths if lengths is None or not first else (lengths - first).clamp(min=0)
+    return None if lengths is None else (lengths - first).clamp(min=0)
 
 
 def _with_tokens(slots: Slots, near: Neighbours, first: int, projection: SequenceProjection) -> Slots:

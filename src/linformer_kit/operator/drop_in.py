@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import require
+from linformer_kit.operator.conditions import reject_old_exporter, require
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import BIAS_ORDERS, FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import is_integer
@@ -179,6 +179,7 @@ class LinformerAttention(ProjectedAttention):
                 f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
                 "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
             )
+        reject_old_exporter()
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
         def batch_first(sequence: Tensor) -> Tensor:

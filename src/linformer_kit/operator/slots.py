@@ -62,8 +62,6 @@ class Slots(NamedTuple):
             dims: k of each head.
         """
         by_number = {k: compress(k) for k in {*dims}}
-        if len(by_number) == 1:
-            return by_number[dims[0]]
         of_heads = [by_number[k] for k in dims]
         missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
         keys, values, empty, sizes = [], [], [], []

@@ -34,8 +34,7 @@ from linformer_kit.models.heads import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
-from linformer_kit.models.inputs import check_mask
-from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_mask
 from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all

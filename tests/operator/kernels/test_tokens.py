@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
 from linformer_kit.models.encoder import LinformerLayer
-from linformer_kit.models.inputs import Inputs
+from linformer_kit.models.modeling import Inputs
 from linformer_kit.operator import kernels
 from tests.conftest import SIZES
 

@@ -9,8 +9,6 @@ uses the plain operations, and so does code within `plain()`.
     widened                           other products, in float32 where the processor has nothing better
     attention                         attention over few keys and a sliding window of tokens
     window_means                      means of the tokens in windows, where suits_embedding_bag says so
-    runs_in_blocks                    whether inference runs block by block over tokens
-    blocks, block_tokens              the blocks and their size
     plain                             a context that disables these kernels
 
 Axes as in `slots`.
@@ -20,7 +18,6 @@ from linformer_kit.operator.conditions import plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import attention
-from linformer_kit.operator.kernels.tokens import block_tokens, blocks, runs_in_blocks
 from linformer_kit.operator.kernels.windows import suits_embedding_bag, window_means
 
 __all__ = [
@@ -28,12 +25,9 @@ __all__ = [
     "apply_feed_forward",
     "apply_linear",
     "attention",
-    "block_tokens",
-    "blocks",
     "compress",
     "linear",
     "plain",
-    "runs_in_blocks",
     "suits_embedding_bag",
     "widened",
     "window_means",

@@ -71,6 +71,7 @@ class SequenceProjection(nn.Module):
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
+    shared_by_heads = True  # whether all heads have the same E and F
     piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
@@ -158,11 +159,6 @@ class SequenceProjection(nn.Module):
     def tied(self) -> bool:
         """Whether E = F."""
         return self.always_tied or self.sharing in ("key_value", "layerwise")
-
-    @property
-    def shared_by_heads(self) -> bool:
-        """Whether all heads have the same E and F."""
-        return True
 
     @property
     def uniform(self) -> bool:
@@ -321,15 +317,12 @@ class LearnedProjection(SequenceProjection):
     key_projection: nn.Parameter
     value_projection: nn.Parameter | None
 
-    @property
-    def shared_by_heads(self) -> bool:
-        return self.sharing != "none"
-
     def _start(self) -> Tensor:
         """Initial value of E or F; random values are drawn anew at each call."""
         raise NotImplementedError
 
     def _make_parameters(self) -> None:
+        self.shared_by_heads = self.sharing != "none"
         self.key_projection = nn.Parameter(self._start())
         self.register_parameter("value_projection", None if self.tied else nn.Parameter(self._start()))
 

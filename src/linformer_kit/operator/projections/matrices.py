@@ -73,6 +73,8 @@ class MatrixProjection(SequenceProjection):
         """E·X, `[batch, heads, slots, dim]`."""
         if not self.shared_by_heads:
             return kernels.widened(torch.matmul, matrix, tokens)
+        if tokens.shape[1] == 1:  # not mapped yet
+            return kernels.compress(matrix, tokens[:, 0])[:, None]
         return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
     def _stretched(self, matrix: Tensor, lengths: Tensor | None, seq_len: int) -> Tensor:
