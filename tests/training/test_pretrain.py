@@ -83,7 +83,7 @@ def test_model_and_tokenizer_load_and_fit(run):
 
 def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
     """With E and F at a rate of their own, from the same model wherever it stands, and from no other."""
-    options = ["--resize_to=46", "--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant"]
+    options = ["--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant"]
     main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
     cut = arguments(corpus, tmp_path / "cut")
     main([*cut, f"--from_model={run}", *options])
@@ -105,7 +105,6 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],

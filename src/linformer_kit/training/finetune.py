@@ -22,7 +22,7 @@ from linformer_kit.data.inputs import labelled_inputs
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, mistakes
-from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
+from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
 from linformer_kit.report.classification import write_finetune_report, write_mistakes
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
@@ -136,9 +136,6 @@ def load_encoder(
     }
     kind = "an encoder that can classify sequences"
     model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
-    resize(model, settings.resize_to, settings.resize_mode)
-    if settings.resize_to is not None:
-        tokenizer.model_max_length = settings.resize_to
     tokenizer.model_max_length = input_length(model, tokenizer, settings.max_length)
     return model.float(), tokenizer  # the trainer mixes precisions by itself
 

@@ -21,7 +21,7 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from linformer_kit.interop.loading import fingerprint, load_model, resize
+from linformer_kit.interop.loading import fingerprint, load_model
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.report.pretraining import write_pretrain_report
@@ -169,14 +169,12 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
-    """The settings with the architecture of `from_model`, and that model, resized; None for a new model.
+    """The settings with the architecture of `from_model`, and that model; None for a new model.
 
     Raises:
-        InputError: for a model that is not a Linformer or cannot be resized to this length.
+        InputError: for a model that is not a Linformer.
     """
     if settings.from_model is None:
-        if settings.resize_to is not None:
-            raise InputError(f"resize_to: expected none without from_model, got {settings.resize_to}")
         return settings, None
     with renamed("model", "from_model"):
         model, _ = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model")
@@ -185,7 +183,6 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
         raise InputError(
             f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
         )
-    resize(model, settings.resize_to, settings.resize_mode)
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from transformers import enable_full_determinism
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
@@ -186,8 +185,6 @@ class Run:
         size = f"{task.model.num_parameters():,} parameters"
         logger.info("%s, %s, %s, on %s", label, size, training.precision, self.process.device)
         try:
-            if self.settings.full_determinism:
-                enable_full_determinism(plan.seed)
             training.run()
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
