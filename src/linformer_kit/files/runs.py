@@ -10,8 +10,8 @@ from typing import Any
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.folders import check_writable, new_folder
-from linformer_kit.files.manifest import MANIFEST, damage, listed_files, recover, remove_listed
-from linformer_kit.files.writing import remove_tree
+from linformer_kit.files.manifest import damage, listed_files, recover, remove_listed
+from linformer_kit.files.writing import MANIFEST, remove_folder
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -130,13 +130,6 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
     others = [path for path in paths[1:] if path not in best]
     for path in others[max(0, limit - 1 - len(best)) :]:
         remove_folder(path)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, its manifest first, so that a partly removed one is never valid; of a link only the link."""
-    if not folder.is_symlink():
-        (folder / MANIFEST).unlink(missing_ok=True)
-    remove_tree(folder)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
-from linformer_kit.files.manifest import checked_folder, listed, listed_files, whole_contents
+from linformer_kit.files.manifest import checked_folder, listed, listed_files, write_manifest
+from linformer_kit.files.writing import whole_folder
 from linformer_kit.models.card import CARD
 from linformer_kit.training.state import TrainingState
 
@@ -77,12 +78,13 @@ def save_model(
     weights = _weights_if_sharded(model)
 
     def write() -> None:
-        with whole_contents(folder, "model") as part:
+        with whole_folder(folder, beside=True) as part:
             model.save_pretrained(part, state_dict=weights)
             tokenizer.save_pretrained(part)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
             extra_files(part)
+            write_manifest(part)
 
     write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")
 
