@@ -214,8 +214,7 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # Folder or hub id of an encoder, a masked language model, a text or token classifier, or a question answering
-    # model.
+    # Folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
     teacher: Argument[ModelName]
     output_dir: Argument[Folder | None] = None
     # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from linformer_cli.settings import DistillSettings, LinearizeSettings, model_label
 from linformer_kit.files.manifest import write_manifest
@@ -29,13 +29,11 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.distillation import adapter_card
-from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
 _UNKNOWN = "unknown"
-_EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. "
 
 
 def add_adapter(student: LinearizedModel, rank: int) -> None:
@@ -80,34 +78,18 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     return Adapter(name, _configuration(student, settings.adapter_rank, name), weights, about)
 
 
-@torch.no_grad()
-def example_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """A sentence, repeated to the longest input, and the embedding of the result, the normalised mean hidden state.
-
-    Users can check by it that they get the same.
-    """
-    longest = model.config.linformer["seq_len"]
-    repeated = longest // len(_EXAMPLE.split()) + 1
-    inputs = tokenizer(_EXAMPLE * repeated, truncation=True, max_length=longest, return_tensors="pt").to(model.device)
-    hidden = model.base_model(**inputs).last_hidden_state
-    embedding = torch.nn.functional.normalize(mean_embedding(hidden, inputs["attention_mask"] != 0), dim=-1)[0]
-    vector = [round(value, 6) for value in embedding.tolist()]
-    return {"sentence": _EXAMPLE, "repeated": repeated, "max_length": longest, "embedding": vector}
-
-
-def write_adapter(adapter: Adapter, example: dict[str, Any], results: dict[str, Any], folder: Path) -> None:
+def write_adapter(adapter: Adapter, results: dict[str, Any], folder: Path) -> None:
     """Write an adapter as a folder in PEFT's format.
 
     Args:
         adapter: The adapter.
-        example: `example_embedding` of the base model with the adapter.
         results: Results of the distillation; they go along.
         folder: Folder for the files.
     """
     folder.mkdir()
     adapter.config.save_pretrained(str(folder))
     save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
-    about = adapter.about | {"example": example, "distillation": results}
+    about = adapter.about | {"distillation": results}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (folder / CARD).write_text(adapter_card(about), encoding="utf-8")
     write_manifest(folder)

@@ -22,27 +22,17 @@ from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.training.adapter import (
-    add_adapter,
-    example_embedding,
-    low_rank_parameters,
-    made_adapter,
-    write_adapter,
-)
+from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import Plan
-from linformer_kit.training.tasks.answers import kind_of
-from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
+from linformer_kit.training.tasks.distillation import MEASURES, Distillation, kind_of, learning_rate_share
 
 # Endings of the class names that can be teachers.
-_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
-# Those whose inputs are whole texts.
-_OF_TEXTS = ("ForSequenceClassification", "ForQuestionAnswering")
-# Kinds of answers that the pieces of a text have together: one for each token, or their mean.
-_BY_TOKEN = ("words", "tokens", "embeddings")
+_OF_TOKENS = ("ForMaskedLM", "ForTokenClassification", "Model")
+_OF_TEXTS = "ForSequenceClassification"
 ADAPTER = "adapter"  # subfolder of the output folder
 
 
@@ -125,8 +115,9 @@ def _load_pair(settings: DistillSettings) -> Pair:
     encoder = "a pretrained encoder"
     with renamed("model", "teacher"):
         teacher, tokenizer = load_model(settings.teacher, auto_class_of(settings.teacher, encoder), encoder)
-        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
-            expected = ", ".join(_TEACHERS)
+        kinds = (*_OF_TOKENS, _OF_TEXTS)
+        if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
+            expected = ", ".join(kinds)
             raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
         base = copy.deepcopy(teacher).float() if settings.adapter else None
         student = linearize_encoder(copy.deepcopy(teacher), settings)
@@ -135,7 +126,8 @@ def _load_pair(settings: DistillSettings) -> Pair:
     # The length of fine-tuning stays; an author's limit below the positions says nothing of the student.
     is_trained = getattr(teacher.config, "trained_columns", None) is not None
     tokenizer.model_max_length = min(longest, limit) if is_trained and longest <= most else longest
-    in_pieces = longest > most and kind_of(teacher) in _BY_TOKEN
+    # Only what a model says of each token, or its mean, can be put together from pieces.
+    in_pieces = longest > most and type(teacher).__name__.endswith(_OF_TOKENS)
     if longest > most and not in_pieces:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
             check_positions(teacher, longest, settings.resize_mode)
@@ -214,16 +206,15 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
 
 def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, Any], extra_files: Files) -> None:
     """Save the student, and the adapter if there is one: then the student is the base model with the adapter merged."""
-    model, adapter, example = pair.student, None, {}
+    model, adapter = pair.student, None
     if pair.base is not None:
         adapter = made_adapter(pair.student, pair.base, settings)
         model = linearize_encoder(pair.base, adapter.settings).eval()
         adapter.merge_into(model)
-        example = example_embedding(model, pair.tokenizer)
 
     def write(folder: Path) -> None:
         write_files(extra_files, folder)
         if adapter is not None:
-            write_adapter(adapter, example, results, folder / ADAPTER)
+            write_adapter(adapter, results, folder / ADAPTER)
 
     save_model(model, pair.tokenizer, run.folder, extra_files=write)
