@@ -31,7 +31,7 @@ from linformer_kit.files.runs import (
 )
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
-from linformer_kit.training.log import check_report_to
+from linformer_kit.training.log import tracker_classes
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import start_processes
 from linformer_kit.training.state import Plan, read_state
@@ -77,7 +77,7 @@ class Run:
     """
 
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
-        check_report_to(settings.report_to)
+        tracker_classes(settings.report_to)
         self.command, self.settings = command, settings
         self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
         count = self.process.num_processes
