@@ -13,9 +13,8 @@ def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
     keep_freed_memory()
     results, folder = pretrain(settings)
-    for attention, result in results["models"].items():
-        if result["diverged"] is not None:
-            raise DivergedError(f"{attention} attention: {result['diverged']}")
+    if results["diverged"] is not None:
+        raise DivergedError(results["diverged"])
     if PartialState().is_main_process:
         print((folder / "metrics.md").read_text(encoding="utf-8"))
         mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token

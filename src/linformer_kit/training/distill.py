@@ -21,7 +21,7 @@ from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
-from linformer_kit.report.distillation import write_distill_report
+from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training

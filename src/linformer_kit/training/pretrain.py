@@ -24,7 +24,7 @@ from linformer_kit.data.tokenizer import (
 from linformer_kit.interop.loading import fingerprint, load_model
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
-from linformer_kit.report.pretraining import write_pretrain_report
+from linformer_kit.report.training import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
@@ -72,7 +72,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     set_seed(settings.seed)
     model = start or LinformerForMaskedLM(_model_config(settings, tokenizer))
     matrices = model.projection_matrix_count()
-    size = {"parameters": model.num_parameters(), "projection_matrices": matrices}
     task = MaskedLanguageModel(
         model,
         tokenizer,
@@ -88,16 +87,12 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     else:
         save_model(model, tokenizer, run.folder)
     loss = math.nan if diverged else curve[training.result_update]
-    trained = {
-        **size,
-        **measurements(training),
-        "validation_loss": loss,
-        "perplexity": math.exp(min(loss, 700)),
-        "curve": sorted(curve.items()),
-        "guesses": [] if diverged else _guesses(model, data, seed=settings.seed),
-    }
     results = run.results(
-        unigram_entropy=_unigram_entropy(data),
+        model={
+            "attention": model.config.attention,
+            "parameters": model.num_parameters(),
+            "projection_matrices": matrices,
+        },
         corpus={
             "description": corpus.description,
             "fingerprint": corpus.fingerprint,
@@ -106,7 +101,12 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
-        models={settings.model.attention: trained},
+        **measurements(training),
+        validation_loss=loss,
+        perplexity=math.exp(min(loss, 700)),
+        unigram_entropy=_unigram_entropy(data),
+        curve=sorted(curve.items()),
+        guesses=[] if diverged else _guesses(model, data, seed=settings.seed),
     )
     run.write(write_pretrain_report, results)
     return results, run.folder
