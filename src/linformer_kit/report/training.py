@@ -30,12 +30,10 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     panels = {"validation perplexity (masked tokens)": {name: curve, f"unigram ({level[0][1]:,.0f})": level}}
     draw_curves(panels, folder / "perplexity.png", logarithmic=True)
     speed = f"{results['tokens_per_second']:,.0f}" if results["tokens_per_second"] else ""
+    size = [f"{results['model']['parameters']:,}", f"{results['updates']:,}"]
     rows = [
-        ["unigram (token frequencies alone)", "", "", f"{unigram:.3f}", _perplexity(unigram), ""],
-        [
-            *(name, f"{results['model']['parameters']:,}", f"{results['updates']:,}"),
-            *(f"{loss:.3f}", _perplexity(loss), speed),
-        ],
+        ["unigram (token frequencies alone)", "", "", *_loss_and_perplexity(unigram), ""],
+        [name, *size, *_loss_and_perplexity(loss), speed],
     ]
     header = ["model", "parameters", "updates", "validation loss (nats)", "perplexity", "training tokens/s"]
     lines = [
@@ -57,14 +55,14 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     write_report(results, folder, lines)
 
 
+def _loss_and_perplexity(loss: float) -> list[str]:
+    return [f"{loss:.3f}", f"{math.exp(min(loss, 700)):,.1f}"]
+
+
 def _likeliest(guess: dict[str, Any]) -> str:
     """The likeliest tokens with their probabilities."""
     pairs = zip(guess["tokens"], guess["probabilities"], strict=True)
     return ", ".join(f"{code(token.strip() or repr(token))} {probability:.0%}" for token, probability in pairs)
-
-
-def _perplexity(loss: float) -> str:
-    return f"{math.exp(min(loss, 700)):,.1f}"
 
 
 def write_distill_report(results: dict[str, Any], folder: Path) -> None:

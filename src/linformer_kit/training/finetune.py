@@ -23,7 +23,7 @@ from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, mistakes
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
-from linformer_kit.report.classification import write_finetune_report, write_mistakes
+from linformer_kit.report.classification import write_finetune_report
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
@@ -112,8 +112,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     save_model(model, tokenizer, run.folder)
-    run.write(write_mistakes, mistakes(logits, answers, targets, texts.validation, labels))
-    run.write(write_finetune_report, results)
+    run.write(write_finetune_report, results, mistakes(logits, answers, targets, texts.validation, labels))
     return results, run.folder
 
 
