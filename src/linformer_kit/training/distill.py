@@ -26,7 +26,7 @@ from linformer_kit.training.adapter import add_adapter, low_rank_parameters, mad
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.run import Run
 from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, kind_of, learning_rate_share
 
@@ -176,6 +176,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     linear = student.config.linformer
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
     return run.results(
+        training,
         teacher={
             "name": model_label(settings.teacher),
             "type": teacher.config.model_type,
@@ -198,7 +199,6 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "longest": pair.longest,
             "piece_length": pair.piece_length,
         },
-        **measurements(training),
         layerwise_steps=settings.layerwise_steps,
         curve={name: list(map(list, training.state.logged(f"eval_{name}").items())) for name in MEASURES},
     )

@@ -27,7 +27,7 @@ from linformer_kit.report.classification import write_finetune_report
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.run import Run
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.classification import Classification, curves
 
@@ -87,6 +87,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     logits, targets = (each[back] for each in measured)
     answers = answers_of(logits, multi_label=labels.multi_label)
     results = run.results(
+        training,
         model={
             "name": model_label(settings.model),
             "type": model.config.model_type,
@@ -103,7 +104,6 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         },
         metrics={name: values[name] for name in (*texts.metrics, "loss")},
         metric_for_best_model=metric,
-        **measurements(training),
         best_updates=training.result_update,
         epochs=training.state.epoch,
         curve=curves(training.state.log, texts.metrics),

@@ -27,7 +27,7 @@ from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.report.training import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.run import Run
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
@@ -88,6 +88,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         save_model(model, tokenizer, run.folder)
     loss = math.nan if diverged else curve[training.result_update]
     results = run.results(
+        training,
         model={
             "attention": model.config.attention,
             "parameters": model.num_parameters(),
@@ -101,7 +102,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
-        **measurements(training),
         validation_loss=loss,
         perplexity=math.exp(min(loss, 700)),
         unigram_entropy=_unigram_entropy(data),

@@ -95,11 +95,7 @@ class Run:
             self._check_enough_updates()
 
     def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
-        """Open the output folder and record settings and inputs of the run.
-
-        Args:
-            source: Description of the training data, under its name.
-            fingerprints: Hashes of the inputs, under names that end in `_fingerprint`.
+        """Open the output folder and record settings, a description of the data, and hashes of the inputs, by name.
 
         Raises:
             InputError: if a resumed run had other inputs, or another run has started in the folder meanwhile.
@@ -128,14 +124,13 @@ class Run:
 
     def _check_same_settings(self, may_change: Collection[str]) -> None:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
-        path = self.folder / _SETTINGS
-        check_made_from(self.folder / RUN_MARK, self._resumed, {"global_batch_size": self._global_batch_size})
-        free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change}
-        now = _flat(dataclasses.asdict(self.settings))
-        fixed = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
-        check_made_from(
-            path, _flat(self._resumed["settings"]), fixed, f"; --config {path} gives the same settings again"
-        )
+        mark, path = self.folder / RUN_MARK, self.folder / _SETTINGS
+        check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
+        before, now = _flat(self._resumed["settings"]), _flat(dataclasses.asdict(self.settings))
+        for name in list(now):
+            if name.partition(".")[0] in (*_NOT_SAVED, *_MAY_CHANGE, *may_change):
+                del now[name]
+        check_made_from(path, before, now, f"; --config {path} gives the same settings again")
 
     def _check_enough_updates(self) -> None:
         """Raise an error if a checkpoint has more than `max_steps` updates, with its name."""
@@ -170,12 +165,7 @@ class Run:
         write_whole(self.folder / _SETTINGS, yaml.safe_dump(saved, sort_keys=False))
 
     def train(self, task: Task, plan: Plan, *, label: str = "") -> Training:
-        """Train a task, or resume it.
-
-        Args:
-            task: The task to train.
-            plan: Number of updates, learning rates, and when to evaluate and save.
-            label: Description for the log.
+        """Train a task, or resume it; `label` describes it in the log.
 
         Returns:
             The finished training; if it diverged, `diverged` says where, and earlier checkpoints are finite.
@@ -196,27 +186,27 @@ class Run:
             training.diverged = str(error)
         return training
 
-    def results(self, **results: Any) -> dict[str, Any]:
-        """Results of the command: what was run on which machine, then the given results."""
-        made = {"environment": environment(self.process.device), "versions": versions()}
-        return {"command": self.command, **results, "settings": without_local_paths(self.settings), **made}
+    def results(self, training: Training, **results: Any) -> dict[str, Any]:
+        """Results of the command: the given ones, updates, divergence, time and speed, then settings and machine."""
+        state = training.state
+        return {
+            "command": self.command,
+            **results,
+            "updates": state.update,
+            "diverged": training.diverged,
+            "skipped_updates": training.skipped_updates,
+            "seconds": state.seconds,
+            f"{training.task.unit}_per_second": training.log.rate,
+            "bf16": training.bf16,
+            "settings": without_local_paths(self.settings),
+            "environment": environment(self.process.device),
+            "versions": versions(),
+        }
 
     def write(self, write: Callable[..., object], *arguments: Any) -> None:
         """Let the main process call `write` with the arguments and the folder of the run; all raise if that fails."""
         what = f"{self.folder}: the results could not be written"
         write_by_one(functools.partial(write, *arguments, self.folder), what, "the checkpoints are")
-
-
-def measurements(training: Training) -> dict[str, Any]:
-    """Entries common to the results of all trainings: updates, divergence, time, speed and number format."""
-    return {
-        "updates": training.state.update,
-        "diverged": training.diverged,
-        "skipped_updates": training.skipped_updates,
-        "seconds": training.state.seconds,
-        f"{training.task.unit}_per_second": training.log.rate,
-        "bf16": training.bf16,
-    }
 
 
 def _checkpoint_to_resume(folder: Path) -> Path | None:
