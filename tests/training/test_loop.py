@@ -15,7 +15,7 @@ from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.training import batches, loop
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import seed_generators
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.task import Task
 from tests.training.conftest import after_updates, losses, same_parameters
 
 pytestmark = pytest.mark.e2e

@@ -29,7 +29,7 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.training import adapter_card
-from linformer_kit.training.tasks.tracing import layer_names
+from linformer_kit.training.tracing import layer_names
 
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter

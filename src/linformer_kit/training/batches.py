@@ -15,7 +15,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.training.process import ignore_signals
 from linformer_kit.training.state import Position
-from linformer_kit.training.tasks.base import Batch, Task
+from linformer_kit.training.task import Batch, Task
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from linformer_kit.models.base import check_positions, longest_input, set_positi
 from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, learning_rate_share
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run
 from linformer_kit.training.state import Plan
-from linformer_kit.training.tasks.distillation import MEASURES, Distillation, kind_of, learning_rate_share
 
 # Endings of the class names that can be teachers.
 _OF_TOKENS = ("ForMaskedLM", "ForTokenClassification", "Model")

@@ -34,7 +34,7 @@ from linformer_kit.training.log import TrainingLog
 from linformer_kit.training.optimizer import HIGHEST_RATE, adamw
 from linformer_kit.training.process import StopRequest, seed_generators, stop_requests
 from linformer_kit.training.state import Plan, TrainingState, read_state
-from linformer_kit.training.tasks.base import Batch, Task
+from linformer_kit.training.task import Batch, Task
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from linformer_kit.training.log import tracker_classes
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import start_processes
 from linformer_kit.training.state import Plan, read_state
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.task import Task
 
 logger = logging.getLogger(__name__)
 

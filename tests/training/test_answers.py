@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from linformer_kit.training.tasks.distillation import answer_loss, answers, kind_of
+from linformer_kit.training.distillation_task import answer_loss, answers, kind_of
 
 REAL = torch.tensor([[True, True, True, False], [True, True, True, True]])
 HIDDEN = torch.tensor([[False, True, False, False], [False, False, False, False]])

@@ -18,9 +18,8 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from linformer_kit.data.passages import passage_keys
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.training.tasks.base import Batch, Task
-from linformer_kit.training.tasks.pieces import cut, special_tokens
-from linformer_kit.training.tasks.tracing import Trace, traced
+from linformer_kit.training.task import Batch, Task
+from linformer_kit.training.tracing import Trace, cut, special_tokens, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
 _LEAST_SPREAD = 1e-12  # avoids division by zero if all hidden states are equal

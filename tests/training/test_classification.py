@@ -11,8 +11,8 @@ import torch
 from linformer_kit import LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.finetune import Classification, classification_loss
 from linformer_kit.training.loop import Training
-from linformer_kit.training.tasks.classification import Classification, classification_loss
 from tests.training.conftest import small_plan, small_settings
 
 

@@ -7,7 +7,7 @@ import torch
 
 from linformer_kit import linearize
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.tasks.tracing import traced
+from linformer_kit.training.tracing import traced
 from tests.families import FAMILIES, build, example
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import linearize
-from linformer_kit.training.tasks.distillation import Distillation, learning_rate_share, relative_error
+from linformer_kit.training.distillation_task import Distillation, learning_rate_share, relative_error
 from tests.families import FAMILIES, build, example
 
 

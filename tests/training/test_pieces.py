@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linformer_kit import linearize
-from linformer_kit.training.tasks.distillation import Distillation
-from linformer_kit.training.tasks.pieces import cut, special_tokens
-from linformer_kit.training.tasks.tracing import traced
+from linformer_kit.training.distillation_task import Distillation
+from linformer_kit.training.tracing import cut, special_tokens, traced
 from tests.families import FAMILIES, build
 
 CLS, SEP, PAD = 101, 102, 0
