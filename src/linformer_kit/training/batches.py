@@ -79,7 +79,8 @@ class Batches:
             first, last = (self._together * n for n in (position.batches, position.batches + count))
             done = position.batches + count
             position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
-            yield UpdateBatches(batches, min(last, self._task.examples) - min(first, self._task.examples), position)
+            examples = len(self._task.train_items)
+            yield UpdateBatches(batches, min(last, examples) - min(first, examples), position)
 
     def _keys(self, epoch: int) -> list[Any]:
         return self._task.order(epoch, together=self._together, multiple=self._multiple)

@@ -71,9 +71,9 @@ def save_model(
     *,
     extra_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
+    """Save a model and its tokenizer, and what `extra_files` writes into the folder it is given, with a manifest.
 
-    `extra_files` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
+    All processes call this, and one writes. Raises as `save_checkpoint`.
     """
     weights = _weights_if_sharded(model)
 

@@ -128,13 +128,9 @@ class Distillation(Task):
     `answer_loss`. In the first updates each layer of the student gets the inputs of the teacher's layer and is trained
     independently. There is no dropout, so the targets have no noise.
 
-    Args:
-        model: The student, with linear attention.
-        tokenizer: Pads batches.
-        teacher: The teacher, with full attention.
+    Args: as of `Task`, and
+        teacher: The teacher, with full attention; `model` is the student.
         attention_names: Names of the attention modules of student and teacher, in the order of their layers.
-        train: Training inputs, indexed by the keys of `passage_keys`.
-        validation: Validation inputs.
         longest: Length of the longest input, in tokens.
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
@@ -172,7 +168,7 @@ class Distillation(Task):
         return super().train(False)
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
-        inputs = len(self.train_items)  # type: ignore[arg-type]
+        inputs = len(self.train_items)
         return passage_keys(inputs, longest=self._longest, together=together, seed=self._seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:

@@ -186,11 +186,7 @@ def classification_loss(
 class Classification(Task):
     """Classify texts, with a model of any architecture.
 
-    Args:
-        model: A model that returns `logits`, `[batch, classes]`.
-        tokenizer: Pads batches.
-        train: Training inputs with their labels.
-        validation: Validation inputs with their labels, measured in this order.
+    Args: as of `Task`, and
         texts_in_update: Texts in an update over all processes; they have similar lengths.
         seed: Seed of the order.
         metrics: Names of metrics of `scores`.

@@ -213,13 +213,7 @@ class MaskedLanguageModel(Task):
     The loss is the mean negative log-likelihood over all masked tokens, in nats; a mean of batch means would give more
     weight to tokens of batches with fewer masked tokens.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        train: Masked blocks.
-        validation: Masked blocks for validation.
-        seq_len: Tokens in a block.
-        seed: Seed of the order.
+    Args: as of `Task`, and `seq_len`, the tokens in a block, and the `seed` of the order.
     """
 
     unit = "tokens"
@@ -240,7 +234,7 @@ class MaskedLanguageModel(Task):
         self._seed = seed
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
-        return shuffled_blocks(self.examples, seed=self._seed, epoch=epoch, multiple=multiple)
+        return shuffled_blocks(len(self.train_items), seed=self._seed, epoch=epoch, multiple=multiple)
 
     def labels(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED_LABEL).sum()
