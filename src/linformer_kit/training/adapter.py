@@ -33,7 +33,7 @@ from linformer_kit.training.tracing import layer_names
 
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
-_UNKNOWN = "unknown"
+LOW_RANK = ".lora_"  # part of the names of A and B
 
 
 def add_adapter(student: LinearizedModel, rank: int) -> None:
@@ -43,30 +43,21 @@ def add_adapter(student: LinearizedModel, rank: int) -> None:
     """
     base = student.base_model
     inject_adapter_in_model(_configuration(student, rank, None), base)
-    student.requires_grad_(False)
-    for parameter in (*_low_rank(base).values(), *learned_parameters(base).values()):
+    learned = learned_parameters(base)
+    for name, parameter in student.named_parameters():
+        parameter.requires_grad_(LOW_RANK in name)
+    for parameter in learned.values():
         parameter.requires_grad_(True)
 
 
-def low_rank_parameters(student: LinearizedModel) -> int:
-    """Number of parameters of all A and B."""
-    return sum(parameter.numel() for parameter in _low_rank(student).values())
-
-
 def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: DistillSettings) -> Adapter:
-    """The adapter of a trained student, rounded to bfloat16.
-
-    Args:
-        student: The student, after `add_adapter`.
-        teacher: The base model.
-        settings: Settings of the distillation.
-    """
+    """The adapter of a trained student, rounded to bfloat16; `teacher` is the base model."""
     weights = {
         name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", torch.bfloat16).contiguous()
         for name, parameter in student.base_model.named_parameters()
         if parameter.requires_grad
     }
-    license = license_of(settings.teacher, download=True) or _UNKNOWN
+    license = license_of(settings.teacher, download=True) or "unknown"
     name = model_label(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
@@ -79,13 +70,7 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
 
 
 def write_adapter(adapter: Adapter, results: dict[str, Any], folder: Path) -> None:
-    """Write an adapter as a folder in PEFT's format.
-
-    Args:
-        adapter: The adapter.
-        results: Results of the distillation; they go along.
-        folder: Folder for the files.
-    """
+    """Write an adapter as a folder in PEFT's format, with the results of its distillation."""
     folder.mkdir()
     adapter.config.save_pretrained(str(folder))
     save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
@@ -101,7 +86,7 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
     linear = [
         name.removesuffix(".base_layer")
         for name, module in student.base_model.named_modules()
-        if name.startswith(layers) and isinstance(module, nn.Linear) and ".lora_" not in name
+        if name.startswith(layers) and isinstance(module, nn.Linear) and LOW_RANK not in name
     ]
     return LoraConfig(
         r=rank,
@@ -111,7 +96,3 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
         base_model_name_or_path=base_model,
         inference_mode=base_model is not None,
     )
-
-
-def _low_rank(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}

@@ -22,7 +22,7 @@ from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.training import write_distill_report
-from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
+from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, learning_rate_share
 from linformer_kit.training.loop import Training
@@ -175,6 +175,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
+    kept = sum(parameter.numel() for name, parameter in student.named_parameters() if LOW_RANK not in name)
     return run.results(
         training,
         teacher={
@@ -185,7 +186,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "layers": teacher.config.num_hidden_layers,
         },
         student={
-            "parameters": student.num_parameters() - low_rank_parameters(student),
+            "parameters": kept,
             "layers": student.config.num_hidden_layers,
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},

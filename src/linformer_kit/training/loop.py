@@ -51,11 +51,6 @@ class Training:
         folder: Folder of the checkpoints.
         checkpoint: Checkpoint to resume from; None: start from the beginning.
 
-    Attributes:
-        state: The training state.
-        log: Progress bar, log and trackers.
-        diverged: Where and why training diverged, or None.
-
     Raises:
         InputError: for a checkpoint of another training.
     """
@@ -89,7 +84,7 @@ class Training:
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
         self._request = StopRequest()
-        self.diverged: str | None = None
+        self.diverged: str | None = None  # where and why training diverged
 
     def run(self) -> None:
         """Train to the end.
