@@ -40,9 +40,7 @@ def pair():
 
 def task_of(pair, tokenizer, **fields: object) -> Distillation:
     teacher, student = pair
-    names = student.attention_names()
-    usual = {"train": [None] * 11, "validation": [], "longest": 31, "seed": 3, "layerwise_steps": 5}
-    usual |= {"attention_names": (names, names)}
+    usual = {"train": [None] * 11, "validation": [], "seed": 3, "layerwise_steps": 5}
     return Distillation(student, tokenizer, teacher=teacher, **{**usual, **fields})
 
 

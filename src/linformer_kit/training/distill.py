@@ -18,7 +18,6 @@ from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, w
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
-from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.training import write_distill_report
@@ -74,10 +73,8 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         pair.student,
         pair.tokenizer,
         teacher=pair.teacher,
-        attention_names=(pair.student.attention_names(), [layer.name for layer in attention_layers(pair.teacher)]),
         train=inputs.train,
         validation=inputs.validation,
-        longest=pair.longest,
         piece_length=pair.piece_length,
         seed=settings.seed,
         layerwise_steps=layerwise,

@@ -18,6 +18,8 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from linformer_kit.data.passages import passage_keys
 from linformer_kit.data.tokenizer import Window
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.task import Batch, Task
 from linformer_kit.training.tracing import Trace, cut, special_tokens, traced
 
@@ -130,8 +132,6 @@ class Distillation(Task):
 
     Args: as of `Task`, and
         teacher: The teacher, with full attention; `model` is the student.
-        attention_names: Names of the attention modules of student and teacher, in the order of their layers.
-        longest: Length of the longest input, in tokens.
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
         layerwise_steps: Number of first updates in which layers are trained independently.
@@ -139,14 +139,12 @@ class Distillation(Task):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LinearizedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         teacher: PreTrainedModel,
-        attention_names: tuple[Sequence[str], Sequence[str]],
         train: Dataset,
         validation: Sequence[Window],
-        longest: int,
         piece_length: int | None = None,
         seed: int,
         layerwise_steps: int,
@@ -154,11 +152,12 @@ class Distillation(Task):
         collate = DataCollatorWithPadding(tokenizer)
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
         self.teacher = teacher.requires_grad_(False)
-        self.student_attention, self.teacher_attention = attention_names
+        self.student_attention = model.attention_names()
+        self.teacher_attention = [layer.name for layer in attention_layers(teacher)]
         self.layerwise_steps = layerwise_steps
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
-        self._longest, self._seed = longest, seed
+        self._longest, self._seed = model.config.linformer["seq_len"], seed
         self._piece_length = piece_length
         self._special = (0, 0) if piece_length is None else special_tokens(tokenizer)
         self._layerwise = False
