@@ -148,30 +148,27 @@ def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
-    """Let one process write; if that fails, all processes raise the same kind of error.
+    """Call `write` in the main process; if that fails, all processes raise the same error.
 
-    Args:
-        write: The function that writes; called in the main process only.
-        what: Start of the message: the path and what could not be written.
-        kept: End of the message, before "as they were": what is left and what is unchanged.
+    Its message begins with `what`, the path and what could not be written, and ends with what is `kept`.
 
     Raises:
-        InputError: if the cause is neither of the following.
         MachineError: if the machine failed, for example because the disk is full.
         OutOfMemoryError: if memory ran out.
+        InputError: for any other cause.
     """
-    error: BaseException | None = None
-    told: list[Any] = [None]
+    cause: BaseException | None = None
+    failure: list[Any] = [None]
     if PartialState().is_main_process:
         try:
             write()
-        except Exception as raised:
-            error = raised
-            told = [(failure_kind(error), machine_failure(error) or error_text(error))]
-    broadcast_object_list(told)
-    if told[0] is not None:
-        kind, got = told[0]
-        raise kind(f"{what}: {got}; {kept} as they were") from error
+        except Exception as error:
+            cause = error
+            failure = [(failure_kind(error), machine_failure(error) or error_text(error))]
+    broadcast_object_list(failure)
+    if failure[0] is not None:
+        kind, got = failure[0]
+        raise kind(f"{what}: {got}; {kept} as they were") from cause
 
 
 def _whole(tensor: Tensor) -> Tensor:

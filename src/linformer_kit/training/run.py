@@ -67,13 +67,11 @@ class Run:
         may_change: Names of settings that may change on resume, besides those that may change in all commands.
 
     Attributes:
-        settings: The settings.
-        process: This process.
         folder: The output folder; final after `open`.
 
     Raises:
-        InputError: for invalid settings, and for a folder where another run would be overwritten. No data was read, and
-            nothing was written or removed.
+        InputError: for settings that do not fit, and for a folder where another run would be overwritten. Nothing was
+            read, written or removed.
     """
 
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
@@ -142,7 +140,7 @@ class Run:
         """Write settings, inputs, and each start of the run with versions and machine.
 
         Raises:
-            FileExistsError: if another run has started in the folder since it was checked. Nothing is changed then.
+            FileExistsError: if another run has started in the folder since it was checked.
         """
         saved = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in _NOT_SAVED}
         start = {
@@ -210,10 +208,7 @@ class Run:
 
 
 def _checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest intact checkpoint, or None; the log names it, and the damage of each newer one.
-
-    The main process looks for it and sends the path to the others. Incomplete files of a killed process are removed.
-    """
+    """The newest intact checkpoint, or None, in all processes; the log names it, and the damage of each newer one."""
     newest: list[Path | None] = [None]
     if PartialState().is_main_process:
         recover(folder, CHECKPOINT)

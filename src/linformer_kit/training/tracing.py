@@ -55,10 +55,7 @@ def traced(
 ) -> Iterator[Trace]:
     """Record the layers of a model with forward hooks.
 
-    Args:
-        model: The model.
-        attention_names: Names of its attention modules, within its base model.
-        given: Inputs that replace each layer's own; None: keep them.
+    `attention_names` are within the base model; inputs that are `given` replace those of the layers.
     """
     trace = Trace()
     modules = dict(model.base_model.named_modules())
@@ -70,8 +67,8 @@ def traced(
         trace.inputs.append(args[0] if args else kwargs["hidden_states"])
         return args, kwargs
 
-    def into(found: list[Tensor]) -> Callable[[nn.Module, tuple, Any], None]:
-        return lambda _, args, output: found.append(output[0] if isinstance(output, tuple) else output)
+    def into(kept: list[Tensor]) -> Callable[[nn.Module, tuple, Any], None]:
+        return lambda _, args, output: kept.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [modules[name].register_forward_hook(into(trace.attention)) for name in attention_names]
     for name in layer_names(attention_names):
