@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from linformer_kit import linearize
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.tracing import traced
+from linformer_kit.training.distillation_task import Distillation
+from linformer_kit.training.tracing import cut, special_tokens, traced
 from tests.families import FAMILIES, build, example
 
 
@@ -53,3 +56,98 @@ def test_layers_that_learn_alone_have_no_gradient_in_common():
         if tensor.grad is not None
     }
     assert learned == {"1"} and student.embeddings.word_embeddings.weight.grad is None
+
+
+# Texts longer than a teacher reads, in pieces --------------------------------------------------------------------------
+
+CLS, SEP, PAD = 101, 102, 0
+
+
+def batch_of(lengths: list[int], *, first: int, last: int, left: bool = False) -> dict[str, torch.Tensor]:
+    """Texts of these lengths, special tokens included; every other token occurs once."""
+    width, ids, mask, count = max(lengths), [], [], 1000
+    for length in lengths:
+        text = [CLS] * first + list(range(count, count + length - first - last)) + [SEP] * last
+        count += length
+        padding = [PAD] * (width - length)
+        ids.append(padding + text if left else text + padding)
+        mask.append([int(token != PAD) for token in ids[-1]])
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return inputs | {"token_type_ids": inputs["input_ids"] % 7}
+
+
+@given(
+    lengths=st.lists(st.integers(3, 41), min_size=1, max_size=4),
+    special=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    longest=st.integers(5, 23),
+    left=st.booleans(),
+)
+def test_pieces_hold_every_token_once(lengths, special, longest, left):
+    first, last = special
+    inputs = batch_of(lengths, first=first, last=last, left=left)
+    pieces = cut(inputs, longest=longest, special=special, pad_token_id=PAD)
+    real, parts = inputs["attention_mask"] == 1, pieces.inputs
+    for name in ("input_ids", "token_type_ids"):
+        assert pieces.joined(parts[name])[real].tolist() == inputs[name][real].tolist()
+    sizes = parts["attention_mask"].sum(dim=1)
+    assert sizes.max() <= longest and parts["input_ids"].shape[1] == sizes.max()
+    for ids, size in zip(parts["input_ids"], sizes, strict=True):
+        assert ids[:first].tolist() == [CLS] * first and ids[size - last : size].tolist() == [SEP] * last
+        assert set(ids[size:].tolist()) <= {PAD}
+        assert not set(ids[first : size - last].tolist()) & {CLS, SEP}
+    room = longest - first - last
+    expected = [1 if length <= longest else -(-(length - first - last) // room) for length in lengths]
+    assert len(sizes) == sum(expected)
+    for count, own in zip(expected, sizes.split(expected), strict=True):
+        assert len(own) == count and own.max() - own.min() <= 1
+
+
+# MobileBERT's embeddings look at the next token, also if that is padding.
+@pytest.mark.parametrize("family", ["bert", "mobilebert"])
+def test_a_long_text_is_what_its_pieces_are(words, family):
+    """Hidden states are those of each piece alone, those of special tokens those of the first and the last piece."""
+    torch.manual_seed(0)
+    teacher = build(FAMILIES[family])
+    teacher.config.output_hidden_states = True  # tuples among the outputs
+    student = linearize(build(FAMILIES[family]), 7)
+    names = student.attention_names()
+    first, last = special_tokens(words)
+    inputs = batch_of([29, 13], first=first, last=last)
+    pad = words.pad_token_id
+    teacher.double()  # float32 rounding in the 24 layers of MobileBERT exceeds 1e-3 on some processors
+    teacher.get_input_embeddings().weight.data[pad] = 0  # as in trained models
+    ids = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"] % 11 + 3, pad)
+    inputs |= {"input_ids": ids}
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    task = Distillation(
+        student,
+        words,
+        teacher=teacher,
+        train=[None],
+        validation=[],
+        piece_length=17,
+        seed=0,
+        layerwise_steps=0,
+    )
+    trace, outputs = task._teacher_outputs(inputs)
+    body = inputs["input_ids"][0, first : 29 - last]
+    halves = [
+        torch.cat([inputs["input_ids"][0, :first], half, inputs["input_ids"][0, 29 - last : 29]])[None]
+        for half in body.tensor_split(2)
+    ]
+    found = []
+    for half in halves:
+        with torch.no_grad(), traced(teacher, names) as own:
+            teacher(input_ids=half)
+        found.append(own)
+    for kind in ("inputs", "outputs", "attention"):
+        for layer, joined in enumerate(getattr(trace, kind)):
+            one, two = (getattr(own, kind)[layer][0] for own in found)
+            expected = torch.cat([one[: len(one) - last], two[first:]])
+            torch.testing.assert_close(joined[0, :29], expected, rtol=1e-3, atol=1e-3)
+            assert joined.shape[:2] == (2, 29)
+    torch.testing.assert_close(outputs["last_hidden_state"], trace.outputs[-1])
+    with torch.no_grad():
+        alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
+    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=1e-3, atol=1e-3)
+    assert task(inputs, None).isfinite()
