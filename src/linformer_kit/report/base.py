@@ -56,7 +56,7 @@ def write_report(results: dict[str, Any], folder: Path, lines: list[str]) -> Non
         next_command=_NEXT_COMMANDS[results["command"]],
         date=datetime.date.today().isoformat(),
         settings=_yaml(results["settings"]),
-        environment=_yaml({name: results[name] for name in ("environment", "versions") if name in results}),
+        environment=_yaml(results["environment"]),
     )
     write_whole(folder / PAGE, page)
 

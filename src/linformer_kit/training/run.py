@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
-from linformer_kit.environment import environment, versions
+from linformer_kit.environment import environment
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import (
     CHECKPOINT,
@@ -137,7 +137,7 @@ class Run:
             raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
     def _write_record(self, inputs: dict[str, str]) -> None:
-        """Write settings, inputs, and each start of the run with versions and machine.
+        """Write settings, inputs, and each start of the run with machine and versions.
 
         Raises:
             FileExistsError: if another run has started in the folder since it was checked.
@@ -153,7 +153,6 @@ class Run:
             "command": self.command,
             **inputs,
             "global_batch_size": self._global_batch_size,
-            "versions": versions(),
             "settings": saved,
             "starts": [*self._resumed.get("starts", ()), start],
         }
@@ -198,7 +197,6 @@ class Run:
             "bf16": training.bf16,
             "settings": without_local_paths(self.settings),
             "environment": environment(self.process.device),
-            "versions": versions(),
         }
 
     def write(self, write: Callable[..., object], *arguments: Any) -> None:
