@@ -305,10 +305,9 @@ def trained(values: dict[str, Any], folder: Path) -> Record:
     keep_freed_memory()
     folder.mkdir(parents=True, exist_ok=True)
     found, _ = pretrain(pretrain_settings(values | {"output_dir": str(folder), "resume": True}))
-    (model,) = found["models"].values()
-    curve = [[update, loss if math.isfinite(loss) else None] for update, loss in model["curve"]]
+    curve = [[update, loss if math.isfinite(loss) else None] for update, loss in found["curve"]]
     corpus = {name: found["corpus"][name] for name in ("seq_len", "train_sequences", "validation_sequences")}
-    measured = {name: model[name] for name in ("parameters", "updates", "seconds")}
+    measured = {"parameters": found["model"]["parameters"]} | {name: found[name] for name in ("updates", "seconds")}
     return {**measured, "loss": curve[-1][1], "curve": curve, "unigram_entropy": found["unigram_entropy"], **corpus}
 
 

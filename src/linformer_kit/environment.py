@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
@@ -29,17 +28,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: version(name) for name in ("transformers", "accelerate", "datasets", "tokenizers")},
         "linformer_kit": __version__,
         "commit": _commit(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
-    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-    return {"linformer-kit": __version__, "python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in packages
     }
 
 

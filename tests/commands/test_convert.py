@@ -54,6 +54,10 @@ def test_a_transformer_of_this_package(tmp_path, capsys):
     assert "n 62, k 7" in capsys.readouterr().out
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 62
     assert damage(tmp_path / "ours") is None
+    main(["convert", str(tmp_path / "ours"), str(tmp_path / "longer"), "--max_position_embeddings", "124"])
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "longer")
+    assert (model.config.max_position_embeddings, model.config.projected_dim) == (124, 7)
+    assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 124
 
 
 def test_a_fairseq_file(tmp_path, capsys):

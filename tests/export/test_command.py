@@ -36,7 +36,7 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     assert agreement["largest_difference"] <= agreement["tolerance"] and len(agreement["shapes"]) == 18
     assert results["max_length"] == LENGTH
     assert results["bytes"]["ONNX Runtime"] == (out / "model.onnx").stat().st_size
-    assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["versions"])
+    assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["environment"])
     assert {"device", "threads", "commit"} <= set(results["environment"])
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["LinformerForSequenceClassification"] and "model_type" not in config

@@ -138,7 +138,8 @@ def of_a_run(draw: random.Random, places: Places, folder: Path) -> list[str]:
 def of_a_checkpoint(draw: random.Random, places: Places, folder: Path) -> list[str]:
     name = draw.choice(sorted(places.runs))
     shutil.copytree(places.runs[name], folder / "run")
-    checkpoint = next((folder / "run").rglob("checkpoint-1"))
+    shutil.rmtree(folder / "run" / "checkpoint-2")  # so that the changed one is read
+    checkpoint = folder / "run" / "checkpoint-1"
     read = [path for path in sorted(checkpoint.iterdir()) if path.suffix in (".json", ".safetensors")]
     change(draw, draw.choice([path for path in read if path.name != "manifest.json"]))
     write_manifest(checkpoint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import datetime
 import json
 import math
@@ -16,22 +15,14 @@ from PIL import Image
 from linformer_kit.report.base import html_of, write_json, write_report
 from linformer_kit.report.classification import class_table, draw_confusion, mistake_table
 from linformer_kit.report.figures import draw_curves
-from linformer_kit.report.pretraining import write_pretrain_report
+from linformer_kit.report.training import write_pretrain_report
 
 HOSTILE = "<script>alert(1)</script>"
-MODEL = {
-    "parameters": 710_528,
-    "updates": 20,
-    "validation_loss": 2.0,
-    "guesses": [{"text": "in <mask> home", "word": " the", "tokens": [" the", "\n"], "probabilities": [0.6, 0.3]}],
-    "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
-    "tokens_per_second": 1234.5,
-}
 RESULTS = {
     "command": "pretrain",
     "settings": {"seed": 3, "names": [HOSTILE]},
     "environment": {"device": "a processor"},
-    "unigram_entropy": 6.0,
+    "model": {"attention": "linformer", "parameters": 710_528},
     "corpus": {
         "description": "13 files",
         "vocab_size": 2048,
@@ -39,7 +30,12 @@ RESULTS = {
         "train_sequences": 5003,
         "validation_sequences": 1281,
     },
-    "models": {"linformer": MODEL, "full": {**MODEL, "validation_loss": 1.0}},
+    "updates": 20,
+    "tokens_per_second": 1234.5,
+    "validation_loss": 2.0,
+    "unigram_entropy": 6.0,
+    "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
+    "guesses": [{"text": "in <mask> home", "word": " the", "tokens": [" the", "\n"], "probabilities": [0.6, 0.3]}],
 }
 
 
@@ -79,16 +75,13 @@ def test_the_report_of_pretraining_holds_the_numbers(tmp_path):
     write_pretrain_report(RESULTS, tmp_path)
     text = (tmp_path / "metrics.md").read_text()
     assert "| Linformer | 710,528 | 20 | 2.000 | 7.4 | 1,234 |" in text
-    assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
     assert "5,003 to train and 1,281 to validate" in text
     assert "| `in <mask> home` | `the` | `the` 60%, `'\\n'` 30% |" in text
 
 
 def test_losses_of_any_size_are_drawn(tmp_path):
-    results = copy.deepcopy(RESULTS)
-    results["models"]["linformer"]["curve"][0] = (0, 1e4)
-    write_pretrain_report(results, tmp_path)
+    write_pretrain_report({**RESULTS, "curve": [(0, 1e4), (20, 2.0)]}, tmp_path)
     assert Image.open(tmp_path / "perplexity.png").size == (900, 675)
 
 

@@ -16,8 +16,8 @@ from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
+from linformer_kit.training.pretrain import MaskedLanguageModel
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
 SEQ_LEN, TRAIN, VALIDATION = 23, 19, 7
 _PLAN = {field.name for field in dataclasses.fields(Plan)}

@@ -14,7 +14,7 @@ from linformer_kit.data.masking import shuffled_blocks
 from linformer_kit.training import batches as training_batches
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.state import Position
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.task import Task
 from tests.training.conftest import TRAIN, small_settings
 
 FILLER = -1

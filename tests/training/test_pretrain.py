@@ -57,18 +57,17 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
 def test_results_are_consistent(run):
     results = json.loads((run / "metrics.json").read_text())
     assert 0 < results["unigram_entropy"] < math.log(PRETRAIN_SIZES["vocab_size"])
-    (model,) = results["models"].values()
-    assert [step for step, _ in model["curve"]] == [0, 2, 4]
-    assert model["curve"][-1][1] == model["validation_loss"]
-    assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
+    assert [step for step, _ in results["curve"]] == [0, 2, 4]
+    assert results["curve"][-1][1] == results["validation_loss"]
+    assert results["perplexity"] == pytest.approx(math.exp(results["validation_loss"]))
     matrices = PRETRAIN_SIZES["num_hidden_layers"] * PRETRAIN_SIZES["num_attention_heads"]  # W_P, which none share
-    assert model["projection_matrices"] == matrices
-    for guess in model["guesses"]:
+    assert results["model"]["projection_matrices"] == matrices
+    for guess in results["guesses"]:
         assert "<mask>" in guess["text"] and guess["word"].strip().isalpha()
         assert len(guess["tokens"]) == 3 and guess["probabilities"] == sorted(guess["probabilities"], reverse=True)
-    assert model["guesses"]
+    assert results["guesses"]
     table = (run / "metrics.md").read_text()
-    assert f"{model['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
+    assert f"{results['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
 
 
 def test_model_and_tokenizer_load_and_fit(run):
@@ -83,7 +82,7 @@ def test_model_and_tokenizer_load_and_fit(run):
 
 def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
     """With E and F at a rate of their own, from the same model wherever it stands, and from no other."""
-    options = ["--resize_to=46", "--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant"]
+    options = ["--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant"]
     main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
     cut = arguments(corpus, tmp_path / "cut")
     main([*cut, f"--from_model={run}", *options])
@@ -105,7 +104,6 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],
@@ -151,7 +149,7 @@ def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
     assert re.search(r"update \d \(epoch .*\): expected a finite loss and gradient, got a", error)
     assert "the update was not made. Lower learning_rate 1e+30 or raise max_skipped_updates 0" in error
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from linformer_cli.errors import MachineError
 from linformer_kit import InputError
 from linformer_kit.training import run as training_run
-from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.run import Run
 from tests.training.conftest import small_plan, small_settings, spoilt
 
 FINGERPRINTS = {"text_fingerprint": "abc"}
@@ -96,7 +96,7 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
 
 
 FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "per_device_eval_batch_size": 5, "ddp_timeout": 60}  # fmt: skip
-FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "bf16": "true", "fp16": True, "full_determinism": True, "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
+FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "bf16": "true", "fp16": True, "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
 
 
 def test_settings_that_make_it_another_run_are_rejected(tmp_path):
@@ -115,7 +115,6 @@ def test_settings_that_make_it_another_run_are_rejected(tmp_path):
 def test_where_a_training_diverged_is_said(masked, tmp_path):
     training = opened(tmp_path / "out").train(spoilt(masked(), (1, 0)), small_plan(3))
     assert training.diverged.startswith("update 2 (epoch 0.2): expected a finite loss and gradient, got a")
-    assert measurements(training)["diverged"] == training.diverged
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):

@@ -18,7 +18,7 @@ from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.task import Task
 from tests.conftest import SIZES
 from tests.processes import run_processes
 from tests.training.conftest import same_parameters, small_plan, small_settings

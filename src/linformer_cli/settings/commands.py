@@ -43,7 +43,6 @@ from linformer_cli.settings.model import (
     LinearizeSettings,
     ModelSettings,
     PretrainedSlotSettings,
-    ResizeMode,
 )
 
 
@@ -134,7 +133,6 @@ class TrainingSettings(ResumeSettings):
     fp16: Machine[bool] = False  # Mixed precision with float16 and loss scaling, instead of bf16.
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
-    full_determinism: Machine[bool] = False  # Use deterministic kernels only; slower.
     use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
     dataloader_num_workers: Machine[CountOrZero] = 0  # Number of worker processes that prepare batches.
     ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
@@ -152,10 +150,6 @@ class OneModelTrainingSettings(TrainingSettings):
 
     # Learning rate after the warm-up: linear or cosine decay to 0, or constant.
     lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
-    resize_to: Model[int | None] = None  # Resize a model of this package to this maximum length; default: no resizing.
-    # How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
-    # (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
-    resize_mode: Model[ResizeMode] = "interpolate"
     activation_checkpointing: Machine[bool] = False  # Recompute activations in the backward pass, to save memory.
 
 
@@ -214,8 +208,7 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # Folder or hub id of an encoder, a masked language model, a text or token classifier, or a question answering
-    # model.
+    # Folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
     teacher: Argument[ModelName]
     output_dir: Argument[Folder | None] = None
     # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in
@@ -318,8 +311,9 @@ class AdaptersSettings:
 class ConvertSettings(PretrainedSlotSettings):
     """Convert a checkpoint to a Linformer, or linearise it in place."""
 
-    # Folder or hub id of a RoBERTa or BERT, or of a model of this package with full attention, or a fairseq Linformer
-    # or RoBERTa file (.pt); with in_place: any encoder that uses transformers' attention interface.
+    # Folder or hub id of a RoBERTa or BERT, or of a model of this package (a Linformer gets another
+    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that uses
+    # transformers' attention interface.
     source: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
     in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.

@@ -10,7 +10,7 @@ import torch
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ExportSettings, without_local_paths
-from linformer_kit.environment import environment, versions
+from linformer_kit.environment import environment
 from linformer_kit.export.exportable import load
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
@@ -62,9 +62,8 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             "outputs": list(source.head.outputs),
             "max_length": source.limit,
             **write_files(source, folder, int8=settings.int8),
-            "environment": environment(torch.device("cpu")),
+            "environment": environment(torch.device("cpu")) | {name: version(name) for name in _PACKAGES},
             "settings": without_local_paths(settings),
-            "versions": versions() | {name: version(name) for name in _PACKAGES},
         }
         source.tokenizer.save_pretrained(folder)
         write_json(results, folder / "export.json")

@@ -1,4 +1,4 @@
-"""Manifests: size and SHA-256 of every file of a folder, to detect damage; and atomic writes of whole folders."""
+"""Manifests: size and SHA-256 of every file of a folder, to detect damage; and atomic writes of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
-from linformer_kit.files.writing import OLD, PART, flush, remove_tree, write_whole
-
-MANIFEST = "manifest.json"
+from linformer_kit.files.writing import MANIFEST, PART, flush, remove_folder, remove_tree, write_whole
 
 
 def file_fingerprint(path: Path) -> str:
@@ -41,19 +39,20 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
 
     Files that the manifest does not list are ignored, and those that the pattern `only` does not match.
     """
-    files = _listed_or_wrong(folder / MANIFEST)
-    if isinstance(files, str):
-        return files
-    for name, known in files.items():
-        if Path(name).match(only) and (found := _difference(folder / name, known)):
-            return f"{folder / name}: {found}"
+    try:
+        for name, known in _entries(folder).items():
+            if Path(name).match(only):
+                _check_file(folder / name, known)
+    except InputError as error:
+        return str(error)
     return None
 
 
 def listed(folder: Path) -> list[str]:
     """Names of the files that the manifest of a folder lists; none without a valid one."""
-    files = _listed_or_wrong(folder / MANIFEST)
-    return [] if isinstance(files, str) else list(files)
+    with suppress(InputError):
+        return list(_entries(folder))
+    return []
 
 
 def listed_files(folder: Path) -> list[Path]:
@@ -82,62 +81,34 @@ def checked_folder(folder: Path) -> Iterator[Path]:
 
     After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
     """
-    part, old = (folder.with_name(f".{folder.name}{end}") for end in (PART, OLD))
-    with _temporary(part):
-        yield part
-    if os.path.lexists(folder):
-        remove_tree(old)
-        os.replace(folder, old)
-    os.replace(part, folder)
-    flush(folder.parent)
-    with suppress(OSError):
-        remove_tree(old)
-
-
-@contextmanager
-def whole_contents(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a temporary folder, whose files are then moved into `folder` beside its other files, the manifest last.
-
-    After an error while writing, the temporary folder is removed and `folder` is unchanged.
-    """
-    part = folder / f".{name}{PART}"
-    with _temporary(part):
-        yield part
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
-        if path.is_dir():
-            remove_tree(folder / path.name)
-        os.replace(path, folder / path.name)
-    part.rmdir()
-    flush(folder)
-
-
-@contextmanager
-def _temporary(part: Path) -> Iterator[None]:
-    """Make an empty folder, which gets a manifest at the end; after an error it is removed."""
+    part = folder.with_name(f".{folder.name}{PART}")
     remove_tree(part)
     part.mkdir(parents=True)
     try:
-        yield
+        yield part
         write_manifest(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    remove_folder(folder)
+    os.replace(part, folder)
+    flush(folder.parent)
 
 
 def recover(parent: Path, names: re.Pattern[str]) -> None:
-    """Clean up after processes that were killed in `checked_folder`, and restore folders that they had moved.
+    """Finish what processes that were killed in `checked_folder` have completed, and remove what they have not.
 
     `parent` contains the folders, whose names match the pattern.
     """
-    for path in parent.glob(".*"):
-        name, end = path.stem.removeprefix("."), path.suffix
-        if end not in (PART, OLD) or not names.fullmatch(name) or not path.is_dir():
+    for part in parent.glob(f".*{PART}"):
+        folder = parent / part.name.removeprefix(".").removesuffix(PART)
+        if not names.fullmatch(folder.name):
             continue
-        if end == PART or (parent / name).exists():
-            remove_tree(path)
+        if part.is_symlink() or damage(part) is not None:
+            remove_tree(part)
         else:
-            os.replace(path, parent / name)
+            remove_folder(folder)
+            os.replace(part, folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -155,38 +126,40 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _digest(files: dict[str, Any]) -> str:
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Sizes and hashes of a manifest, by file name.
+
+    Raises:
+        InputError: for a manifest that is missing, damaged, or names files elsewhere.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise InputError(f"{path}: expected a manifest, got no such file")
+    content = read_json(path)
+    files = content.get("files")
+    if content != {"files": files, "sha256": _digest(files)}:
+        raise InputError(f"{path}: expected content that matches the SHA-256 in it, got other content")
+    if not isinstance(files, dict) or not all(isinstance(known, dict) for known in files.values()):
+        raise InputError(f"{path}: expected a size and a SHA-256 of each file, got others")
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InputError(f"{path}: expected names of files in its folder, got {name!r}")
+    return files
+
+
+def _digest(files: Any) -> str:
     """Hash of the list itself, to tell a damaged manifest from a damaged file."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def _listed_or_wrong(path: Path) -> dict[str, Any] | str:
-    """Entries of a manifest by file name, or a description of what is wrong with it."""
-    if not path.is_file():
-        return f"{path}: expected a manifest, got no such file"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        files = content["files"]
-        if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
-            return f"{path}: expected content that matches the SHA-256 in it, got other content"
-        for name, known in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                return f"{path}: expected names of files in its folder, got {name!r}"
-            if not (isinstance(known["bytes"], int) and isinstance(known["sha256"], str)):
-                return f"{path}: expected a size and a SHA-256 of {name}, got {known!r}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"
-    return files
-
-
-def _difference(path: Path, known: dict[str, Any]) -> str | None:
+def _check_file(path: Path, known: dict[str, Any]) -> None:
+    """Raise an `InputError` for a file of another size or content."""
     try:
         if not path.is_file():
-            return "expected a file, got none"
-        if (size := path.stat().st_size) != known["bytes"]:
-            return f"expected {known['bytes']} bytes, got {size}"
-        if (digest := file_fingerprint(path)) != known["sha256"]:
-            return f"expected SHA-256 {known['sha256'][:12]}…, got {digest[:12]}…"
+            raise InputError(f"{path}: expected a file, got none")
+        if (size := path.stat().st_size) != known.get("bytes"):
+            raise InputError(f"{path}: expected {known.get('bytes')} bytes, got {size}")
+        if (digest := file_fingerprint(path)) != known.get("sha256"):
+            raise InputError(f"{path}: expected SHA-256 {str(known.get('sha256'))[:12]}…, got {digest[:12]}…")
     except OSError as error:
-        return f"expected a file that can be read, got {error.strerror}"
-    return None
+        raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None

@@ -10,8 +10,8 @@ from typing import Any
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.folders import check_writable, new_folder
-from linformer_kit.files.manifest import MANIFEST, damage, listed_files, recover, remove_listed
-from linformer_kit.files.writing import remove_tree
+from linformer_kit.files.manifest import damage, listed_files, recover, remove_listed
+from linformer_kit.files.writing import MANIFEST, remove_folder
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -42,16 +42,8 @@ def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
 
 
 def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
-    """Raise an error unless what is resumed was made from the same as now.
-
-    Args:
-        path: File of the record, for the message.
-        before: The record; other entries than those of `now` are not compared.
-        now: Settings and fingerprints of inputs, by name.
-        advice: End of the message.
-
-    Raises:
-        InputError: with the first name whose values differ.
+    """Raise an `InputError`, which ends with `advice`, unless the record `before`, of the file `path`, has the settings
+    and fingerprints of `now`; its other entries are not compared.
     """
     for name, value in now.items():
         if before.get(name) != value:
@@ -59,12 +51,7 @@ def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], adv
 
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
-    """Raise an error for an output folder in which files of another run or model would be overwritten.
-
-    Raises:
-        InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
-            the folder cannot be created, or if it contains a model, or files of one, from outside this package.
-    """
+    """Raise an `InputError` for an output folder that cannot be created, or in which a run or a model would be lost."""
     check_how_to_start(resume=resume, overwrite=overwrite)
     if output_dir is None and resume:
         raise InputError("resume: expected an output_dir to resume in, got none")
@@ -130,13 +117,6 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
     others = [path for path in paths[1:] if path not in best]
     for path in others[max(0, limit - 1 - len(best)) :]:
         remove_folder(path)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, its manifest first, so that a partly removed one is never valid; of a link only the link."""
-    if not folder.is_symlink():
-        (folder / MANIFEST).unlink(missing_ok=True)
-    remove_tree(folder)
 
 
 def checkpoints(folder: Path) -> list[Path]:

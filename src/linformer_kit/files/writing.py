@@ -11,7 +11,8 @@ from pathlib import Path
 
 from linformer_cli.errors import InputError, errors_named
 
-PART, OLD = ".part", ".old"  # suffixes of hidden temporary names: being written, and about to be replaced
+MANIFEST = "manifest.json"
+PART = ".part"  # suffix of hidden temporary names
 # Seconds without a write after which a temporary file is taken for that of a killed process.
 _ABANDONED = 24 * 60 * 60
 
@@ -69,10 +70,15 @@ def flush(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, whose content then becomes that of `folder`, new or empty; removed after an error.
+def whole_folder(folder: Path, *, beside: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder, whose content then becomes that of `folder`; it is removed after an error.
 
-    An existing folder is kept, not replaced, since it may be the working directory of a process.
+    An existing folder is kept, not replaced, since it may be the working directory of a process. Files are moved into
+    it, the manifest last.
+
+    Args:
+        folder: A new or empty folder.
+        beside: Whether the folder may have other files, of which those with new names stay.
 
     Raises:
         InputError: if another process writes, or has written, into `folder`. What that writes is kept.
@@ -82,25 +88,31 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     exists = folder.exists()
     # Within an existing folder the same name in all processes, so that only one can create it.
     part = folder / f".{folder.name}{PART}" if exists else folder.with_name(f".{folder.name}.{os.getpid()}")
+    if beside:
+        remove_tree(part)  # of a killed process
     try:
         part.mkdir(parents=True)
     except FileExistsError:
         raise taken from None
     try:
-        if exists and len(list(folder.iterdir())) > 1:
+        if exists and not beside and len(list(folder.iterdir())) > 1:
             raise taken
         yield part
-        if exists:
-            for path in part.iterdir():
-                os.replace(path, folder / path.name)
-            part.rmdir()
+        if not exists:
+            try:
+                os.replace(part, folder)
+            except OSError:
+                if folder.exists():
+                    raise taken from None
+                raise
             return
-        try:
-            os.replace(part, folder)
-        except OSError:
-            if folder.exists():
-                raise taken from None
-            raise
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
+            if path.is_dir():
+                remove_tree(folder / path.name)
+            os.replace(path, folder / path.name)
+        part.rmdir()
+        flush(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -112,3 +124,10 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, its manifest first, so that a partly removed one is never valid; of a link only the link."""
+    if not folder.is_symlink():
+        (folder / MANIFEST).unlink(missing_ok=True)
+    remove_tree(folder)

@@ -8,7 +8,7 @@ import numpy as np
 
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured, metrics_of
-from linformer_kit.environment import versions
+from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
@@ -54,7 +54,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         **by_class(answers, targets, labels),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
-        "versions": versions(),
+        "environment": environment(best_device()),
     }
     if folder is not None:
         with whole_folder(folder) as part:

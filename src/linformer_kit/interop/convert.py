@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
-from linformer_kit.interop.checkpoints.pretrained import optional_file
+from linformer_kit.interop.checkpoints.pretrained import optional_file, read_config
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
     auto_class_of,
@@ -33,8 +32,8 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import longest_input
+from linformer_kit.models.configuration import LinformerConfig
 
-_resize = functools.partial(resize, setting="max_position_embeddings")
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
@@ -123,7 +122,12 @@ def _load(settings: ConvertSettings) -> Converted:
     if _is_fairseq(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         model = load_fairseq_checkpoint(settings.source)
-        _resize(model, settings.max_position_embeddings, settings.resize_mode)
+        resize(model, settings.max_position_embeddings, settings.resize_mode)
+        return Converted(model, learned=True)
+    if settings.max_position_embeddings is not None and _is_linformer(settings.source):
+        _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
+        model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
+        resize(model, settings.max_position_embeddings, settings.resize_mode)
         return Converted(model, learned=True)
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
@@ -142,7 +146,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         learned = isinstance(model, LinearizedModel)
         if learned and given.keys() == {"max_position_embeddings"}:
-            _resize(model, settings.max_position_embeddings, settings.resize_mode)
+            resize(model, settings.max_position_embeddings, settings.resize_mode)
         else:
             advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
@@ -162,6 +166,12 @@ def _check_unset(settings: ConvertSettings, names: Sequence[str], why: str) -> N
 
 def _is_fairseq(source: str) -> bool:
     return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
+
+
+def _is_linformer(source: str) -> bool:
+    with renamed("model", "source"):
+        config = read_config(source, f"model: expected {ENCODER}, got {source}")
+    return isinstance(config, LinformerConfig) and config.attention != "full"
 
 
 def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

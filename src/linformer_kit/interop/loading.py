@@ -204,24 +204,18 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
             module.load_state_dict(getattr(fresh, name).state_dict())
 
 
-def resize(model: PreTrainedModel, length: int | None, resize_mode: ResizeMode, *, setting: str = "resize_to") -> None:
+def resize(model: PreTrainedModel, length: int | None, mode: ResizeMode) -> None:
     """Change the longest sequence of a model of this package, in place; with None, change nothing.
 
     Args:
         model: The model.
         length: The new n.
-        resize_mode: As `mode` of `resize_sequence_length`.
-        setting: The setting that gives the length, for errors.
+        mode: As for `resize_sequence_length`.
     """
     if length is None:
         return
-    if not hasattr(model, "resize_sequence_length"):
-        raise InputError(
-            f"{setting}: expected none for a model of type {model.config.model_type}, got {length}; `linformer convert "
-            f"MODEL LONGER --in_place --max_position_embeddings {length}` makes a linear and longer one"
-        )
-    with renamed("seq_len", setting), renamed("mode", "resize_mode"):
-        model.resize_sequence_length(length, mode=resize_mode)
+    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+        model.resize_sequence_length(length, mode=mode)
 
 
 def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:

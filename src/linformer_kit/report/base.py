@@ -40,13 +40,7 @@ def write_json(results: dict[str, Any], path: Path) -> None:
 
 
 def write_report(results: dict[str, Any], folder: Path, lines: list[str]) -> None:
-    """Write `metrics.json`, `metrics.md`, and `report.html` with the text, the figures of the folder and the settings.
-
-    Args:
-        results: The results, with `command`, `settings`, and if they have any `environment` and `versions`.
-        folder: Output folder, which has the figures.
-        lines: The lines of the Markdown text.
-    """
+    """Write `metrics.json`, the lines of Markdown as `metrics.md`, and `report.html` with the figures of the folder."""
     write_json(results, folder / "metrics.json")
     text = "\n".join(lines) + "\n"
     write_whole(folder / "metrics.md", text)
@@ -62,7 +56,7 @@ def write_report(results: dict[str, Any], folder: Path, lines: list[str]) -> Non
         next_command=_NEXT_COMMANDS[results["command"]],
         date=datetime.date.today().isoformat(),
         settings=_yaml(results["settings"]),
-        environment=_yaml({name: results[name] for name in ("environment", "versions") if name in results}),
+        environment=_yaml(results["environment"]),
     )
     write_whole(folder / PAGE, page)
 

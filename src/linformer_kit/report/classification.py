@@ -20,14 +20,8 @@ _LABEL_CHARACTERS = 30
 _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
-def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
-    """Write metrics, curves, classes and the worst mistakes into a folder.
-
-    The mistakes are those of `mistakes.jsonl` in the folder, if it is there.
-    """
-    path = folder / _MISTAKES
-    lines = path.read_text(encoding="utf-8").split("\n")[:_SHOWN_MISTAKES] if path.exists() else []
-    worst = [json.loads(line) for line in lines if line]
+def write_finetune_report(results: dict[str, Any], mistakes: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write metrics, curves, classes and all mistakes into a folder."""
     losses = {name: points for name, points in results["curve"].items() if name.endswith(" loss")}
     scores = {name: points for name, points in results["curve"].items() if name not in losses}
     draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(scores))}": scores}, folder / "curve.png")
@@ -52,22 +46,22 @@ def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
         f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated.",
         "",
         *class_table(results, texts["labels"]),
-        *mistake_table(worst),
+        *mistake_table(mistakes),
     ]
-    _draw_confusion_of(results, folder)
-    write_report(results, folder, lines)
+    _write(results, mistakes, folder, lines)
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> None:
     """Write metrics, classes and all mistakes into a folder."""
-    write_mistakes(results["mistakes"], folder)
-    _draw_confusion_of(results, folder)
-    write_report(results, folder, evaluation_lines(results))
+    _write(results, results["mistakes"], folder, evaluation_lines(results))
 
 
-def _draw_confusion_of(results: dict[str, Any], folder: Path) -> None:
+def _write(results: dict[str, Any], mistakes: Sequence[dict[str, Any]], folder: Path, lines: list[str]) -> None:
+    text = "".join(json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in mistakes)
+    write_whole(folder / _MISTAKES, text)
     if results["confusion"] is not None:  # as for multi-label texts
         draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
+    write_report(results, folder, lines)
 
 
 def evaluation_lines(results: dict[str, Any]) -> list[str]:
@@ -92,12 +86,6 @@ def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
     ]
     more = ["", f"The {_NAMED_CLASSES} most frequent of {len(labels)} classes; metrics.json has all."] if many else []
     return table(["class", "precision", "recall", "F1", "texts"], rows) + more
-
-
-def write_mistakes(mistakes: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Write `mistakes.jsonl`, one mistake per line."""
-    lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in mistakes)
-    write_whole(folder / _MISTAKES, "".join(lines))
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:

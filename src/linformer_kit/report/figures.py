@@ -19,16 +19,9 @@ Curves = Mapping[str, Sequence[Sequence[float]]]  # pairs of update and value by
 
 
 def new_figure(figsize: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """Make a figure without pyplot, so that the caller's backend, current figure and settings stay unchanged.
+    """Make a figure of a size in inches, and its axes, a single one or an array; `options` are for `Figure.subplots`.
 
-    Args:
-        figsize: Width and height in inches.
-        rows: Rows of axes.
-        columns: Columns of axes.
-        options: As for `Figure.subplots`.
-
-    Returns:
-        The figure and its axes, a single one or an array.
+    Without pyplot, so that the caller's backend, current figure and settings stay unchanged.
     """
     figure = Figure(figsize=figsize, layout="constrained")
     return figure, figure.subplots(rows, columns, **options)

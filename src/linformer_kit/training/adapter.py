@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from linformer_cli.settings import AdaptersSettings, DistillSettings, LinearizeSettings, model_label
 from linformer_kit.files.manifest import read_json, write_manifest
@@ -33,15 +33,13 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.base import table
-from linformer_kit.report.distillation import adapter_card
-from linformer_kit.training.tasks.answers import mean_embedding
-from linformer_kit.training.tasks.tracing import layer_names
+from linformer_kit.report.training import adapter_card
+from linformer_kit.training.tracing import layer_names
 
 _COLUMNS = ["adapter", "base model", "licence", "n", "k", "cosine", "MB"]
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
-_UNKNOWN = "unknown"
-_EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. "
+LOW_RANK = ".lora_"  # part of the names of A and B
 
 
 def main(settings: AdaptersSettings) -> None:
@@ -70,30 +68,21 @@ def add_adapter(student: LinearizedModel, rank: int) -> None:
     """
     base = student.base_model
     inject_adapter_in_model(_configuration(student, rank, None), base)
-    student.requires_grad_(False)
-    for parameter in (*_low_rank(base).values(), *learned_parameters(base).values()):
+    learned = learned_parameters(base)
+    for name, parameter in student.named_parameters():
+        parameter.requires_grad_(LOW_RANK in name)
+    for parameter in learned.values():
         parameter.requires_grad_(True)
 
 
-def low_rank_parameters(student: LinearizedModel) -> int:
-    """Number of parameters of all A and B."""
-    return sum(parameter.numel() for parameter in _low_rank(student).values())
-
-
 def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: DistillSettings) -> Adapter:
-    """The adapter of a trained student, rounded to bfloat16.
-
-    Args:
-        student: The student, after `add_adapter`.
-        teacher: The base model.
-        settings: Settings of the distillation.
-    """
+    """The adapter of a trained student, rounded to bfloat16; `teacher` is the base model."""
     weights = {
         name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", torch.bfloat16).contiguous()
         for name, parameter in student.base_model.named_parameters()
         if parameter.requires_grad
     }
-    license = license_of(settings.teacher, download=True) or _UNKNOWN
+    license = license_of(settings.teacher, download=True) or "unknown"
     name = model_label(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
@@ -105,34 +94,12 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     return Adapter(name, _configuration(student, settings.adapter_rank, name), weights, about)
 
 
-@torch.no_grad()
-def example_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """A sentence, repeated to the longest input, and the embedding of the result, the normalised mean hidden state.
-
-    Users can check by it that they get the same.
-    """
-    longest = model.config.linformer["seq_len"]
-    repeated = longest // len(_EXAMPLE.split()) + 1
-    inputs = tokenizer(_EXAMPLE * repeated, truncation=True, max_length=longest, return_tensors="pt").to(model.device)
-    hidden = model.base_model(**inputs).last_hidden_state
-    embedding = torch.nn.functional.normalize(mean_embedding(hidden, inputs["attention_mask"] != 0), dim=-1)[0]
-    vector = [round(value, 6) for value in embedding.tolist()]
-    return {"sentence": _EXAMPLE, "repeated": repeated, "max_length": longest, "embedding": vector}
-
-
-def write_adapter(adapter: Adapter, example: dict[str, Any], results: dict[str, Any], folder: Path) -> None:
-    """Write an adapter as a folder in PEFT's format.
-
-    Args:
-        adapter: The adapter.
-        example: `example_embedding` of the base model with the adapter.
-        results: Results of the distillation; they go along.
-        folder: Folder for the files.
-    """
+def write_adapter(adapter: Adapter, results: dict[str, Any], folder: Path) -> None:
+    """Write an adapter as a folder in PEFT's format, with the results of its distillation."""
     folder.mkdir()
     adapter.config.save_pretrained(str(folder))
     save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
-    about = adapter.about | {"example": example, "distillation": results}
+    about = adapter.about | {"distillation": results}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (folder / CARD).write_text(adapter_card(about), encoding="utf-8")
     write_manifest(folder)
@@ -144,7 +111,7 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
     linear = [
         name.removesuffix(".base_layer")
         for name, module in student.base_model.named_modules()
-        if name.startswith(layers) and isinstance(module, nn.Linear) and ".lora_" not in name
+        if name.startswith(layers) and isinstance(module, nn.Linear) and LOW_RANK not in name
     ]
     return LoraConfig(
         r=rank,
@@ -154,7 +121,3 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
         base_model_name_or_path=base_model,
         inference_mode=base_model is not None,
     )
-
-
-def _low_rank(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}

@@ -15,7 +15,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.training.process import ignore_signals
 from linformer_kit.training.state import Position
-from linformer_kit.training.tasks.base import Batch, Task
+from linformer_kit.training.task import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Batches:
             first, last = (self._together * n for n in (position.batches, position.batches + count))
             done = position.batches + count
             position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
-            yield UpdateBatches(batches, min(last, self._task.examples) - min(first, self._task.examples), position)
+            examples = len(self._task.train_items)
+            yield UpdateBatches(batches, min(last, examples) - min(first, examples), position)
 
     def _keys(self, epoch: int) -> list[Any]:
         return self._task.order(epoch, together=self._together, multiple=self._multiple)

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
-from linformer_kit.files.manifest import checked_folder, listed, listed_files, whole_contents
+from linformer_kit.files.manifest import checked_folder, listed, listed_files, write_manifest
+from linformer_kit.files.writing import whole_folder
 from linformer_kit.models.card import CARD
 from linformer_kit.training.state import TrainingState
 
@@ -70,19 +71,20 @@ def save_model(
     *,
     extra_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
+    """Save a model and its tokenizer, and what `extra_files` writes into the folder it is given, with a manifest.
 
-    `extra_files` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
+    All processes call this, and one writes. Raises as `save_checkpoint`.
     """
     weights = _weights_if_sharded(model)
 
     def write() -> None:
-        with whole_contents(folder, "model") as part:
+        with whole_folder(folder, beside=True) as part:
             model.save_pretrained(part, state_dict=weights)
             tokenizer.save_pretrained(part)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
             extra_files(part)
+            write_manifest(part)
 
     write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")
 
@@ -146,30 +148,27 @@ def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
-    """Let one process write; if that fails, all processes raise the same kind of error.
+    """Call `write` in the main process; if that fails, all processes raise the same error.
 
-    Args:
-        write: The function that writes; called in the main process only.
-        what: Start of the message: the path and what could not be written.
-        kept: End of the message, before "as they were": what is left and what is unchanged.
+    Its message begins with `what`, the path and what could not be written, and ends with what is `kept`.
 
     Raises:
-        InputError: if the cause is neither of the following.
         MachineError: if the machine failed, for example because the disk is full.
         OutOfMemoryError: if memory ran out.
+        InputError: for any other cause.
     """
-    error: BaseException | None = None
-    told: list[Any] = [None]
+    cause: BaseException | None = None
+    failure: list[Any] = [None]
     if PartialState().is_main_process:
         try:
             write()
-        except Exception as raised:
-            error = raised
-            told = [(failure_kind(error), machine_failure(error) or error_text(error))]
-    broadcast_object_list(told)
-    if told[0] is not None:
-        kind, got = told[0]
-        raise kind(f"{what}: {got}; {kept} as they were") from error
+        except Exception as error:
+            cause = error
+            failure = [(failure_kind(error), machine_failure(error) or error_text(error))]
+    broadcast_object_list(failure)
+    if failure[0] is not None:
+        kind, got = failure[0]
+        raise kind(f"{what}: {got}; {kept} as they were") from cause
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -18,31 +18,20 @@ from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, w
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
-from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
-from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.training.adapter import (
-    add_adapter,
-    example_embedding,
-    low_rank_parameters,
-    made_adapter,
-    write_adapter,
-)
+from linformer_kit.report.training import write_distill_report
+from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, learning_rate_share
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
-from linformer_kit.training.run import Run, measurements, print_results
+from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan
-from linformer_kit.training.tasks.answers import kind_of
-from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
 
 # Endings of the class names that can be teachers.
-_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
-# Those whose inputs are whole texts.
-_OF_TEXTS = ("ForSequenceClassification", "ForQuestionAnswering")
-# Kinds of answers that the pieces of a text have together: one for each token, or their mean.
-_BY_TOKEN = ("words", "tokens", "embeddings")
+_OF_TOKENS = ("ForMaskedLM", "ForTokenClassification", "Model")
+_OF_TEXTS = "ForSequenceClassification"
 ADAPTER = "adapter"  # subfolder of the output folder
 
 
@@ -91,10 +80,8 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         pair.student,
         pair.tokenizer,
         teacher=pair.teacher,
-        attention_names=(pair.student.attention_names(), [layer.name for layer in attention_layers(pair.teacher)]),
         train=inputs.train,
         validation=inputs.validation,
-        longest=pair.longest,
         piece_length=pair.piece_length,
         seed=settings.seed,
         layerwise_steps=layerwise,
@@ -132,8 +119,9 @@ def _load_pair(settings: DistillSettings) -> Pair:
     encoder = "a pretrained encoder"
     with renamed("model", "teacher"):
         teacher, tokenizer = load_model(settings.teacher, auto_class_of(settings.teacher, encoder), encoder)
-        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
-            expected = ", ".join(_TEACHERS)
+        kinds = (*_OF_TOKENS, _OF_TEXTS)
+        if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
+            expected = ", ".join(kinds)
             raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
         base = copy.deepcopy(teacher).float() if settings.adapter else None
         student = linearize_encoder(copy.deepcopy(teacher), settings)
@@ -142,7 +130,8 @@ def _load_pair(settings: DistillSettings) -> Pair:
     # The length of fine-tuning stays; an author's limit below the positions says nothing of the student.
     is_trained = getattr(teacher.config, "trained_columns", None) is not None
     tokenizer.model_max_length = min(longest, limit) if is_trained and longest <= most else longest
-    in_pieces = longest > most and kind_of(teacher) in _BY_TOKEN
+    # Only what a model says of each token, or its mean, can be put together from pieces.
+    in_pieces = longest > most and type(teacher).__name__.endswith(_OF_TOKENS)
     if longest > most and not in_pieces:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
             check_positions(teacher, longest, settings.resize_mode)
@@ -190,7 +179,9 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
+    kept = sum(parameter.numel() for name, parameter in student.named_parameters() if LOW_RANK not in name)
     return run.results(
+        training,
         teacher={
             "name": model_label(settings.teacher),
             "type": teacher.config.model_type,
@@ -199,7 +190,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "layers": teacher.config.num_hidden_layers,
         },
         student={
-            "parameters": student.num_parameters() - low_rank_parameters(student),
+            "parameters": kept,
             "layers": student.config.num_hidden_layers,
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
@@ -213,7 +204,6 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "longest": pair.longest,
             "piece_length": pair.piece_length,
         },
-        **measurements(training),
         layerwise_steps=settings.layerwise_steps,
         curve={name: list(map(list, training.state.logged(f"eval_{name}").items())) for name in MEASURES},
     )
@@ -221,16 +211,15 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
 
 def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, Any], extra_files: Files) -> None:
     """Save the student, and the adapter if there is one: then the student is the base model with the adapter merged."""
-    model, adapter, example = pair.student, None, {}
+    model, adapter = pair.student, None
     if pair.base is not None:
         adapter = made_adapter(pair.student, pair.base, settings)
         model = linearize_encoder(pair.base, adapter.settings).eval()
         adapter.merge_into(model)
-        example = example_embedding(model, pair.tokenizer)
 
     def write(folder: Path) -> None:
         write_files(extra_files, folder)
         if adapter is not None:
-            write_adapter(adapter, example, results, folder / ADAPTER)
+            write_adapter(adapter, results, folder / ADAPTER)
 
     save_model(model, pair.tokenizer, run.folder, extra_files=write)

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
+from jaxtyping import Float, Num
+from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
 )
 
 from linformer_cli.errors import DivergedError, InputError
-from linformer_cli.settings import FinetuneSettings, check_model_is_kept, model_label
+from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
 from linformer_kit.data.examples import Labels
-from linformer_kit.data.inputs import labelled_inputs
+from linformer_kit.data.inputs import LabelledItems, grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class, mistakes
-from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
-from linformer_kit.report.classification import write_finetune_report, write_mistakes
+from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
+from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
+from linformer_kit.report.classification import write_finetune_report
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
-from linformer_kit.training.run import Run, measurements, print_results
+from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.tasks.classification import Classification, curves
+from linformer_kit.training.task import Batch, Task
 
 
 def main(settings: FinetuneSettings) -> None:
@@ -93,7 +98,10 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     back = np.argsort(order)
     logits, targets = (each[back] for each in measured)
     answers = answers_of(logits, multi_label=labels.multi_label)
+    logged = {"training loss": "loss", "validation loss": "eval_loss"}
+    logged |= {name: f"eval_{name}" for name in texts.metrics}
     results = run.results(
+        training,
         model={
             "name": model_label(settings.model),
             "type": model.config.model_type,
@@ -110,17 +118,15 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         },
         metrics={name: values[name] for name in (*texts.metrics, "loss")},
         metric_for_best_model=metric,
-        **measurements(training),
         best_updates=training.result_update,
         epochs=training.state.epoch,
-        curve=curves(training.state.log, texts.metrics),
+        curve={name: list(map(list, training.state.logged(each).items())) for name, each in logged.items()},
         **by_class(answers, targets, labels),
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     save_model(model, tokenizer, run.folder)
-    run.write(write_mistakes, mistakes(logits, answers, targets, texts.validation, labels))
-    run.write(write_finetune_report, results)
+    run.write(write_finetune_report, results, mistakes(logits, answers, targets, texts.validation, labels))
     return results, run.folder
 
 
@@ -143,9 +149,6 @@ def load_encoder(
     }
     kind = "an encoder that can classify sequences"
     model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
-    resize(model, settings.resize_to, settings.resize_mode)
-    if settings.resize_to is not None:
-        tokenizer.model_max_length = settings.resize_to
     tokenizer.model_max_length = input_length(model, tokenizer, settings.max_length)
     return model.float(), tokenizer  # the trainer mixes precisions by itself
 
@@ -164,3 +167,78 @@ def _plan(settings: FinetuneSettings, task: Classification, metric: str) -> Plan
         metric=metric,
         patience=settings.early_stopping_patience,
     )
+
+
+def classification_loss(
+    logits: Float[Tensor, "batch classes"],
+    labels: Num[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    count: Tensor | int,
+) -> Float[Tensor, ""]:
+    """Sum of the cross entropies of texts, or of texts and classes for multi-label classification, by `count`.
+
+    Args:
+        logits: The model's logits.
+        labels: Class indices, or 0 and 1 for each class (multi-label); -100 is ignored.
+        count: Labels in all forward passes of one update, so that accumulated gradients are those of the large batch.
+    """
+    logits = logits.float()
+    if labels.dim() == 2:
+        counted = (labels != IGNORED_LABEL).to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), counted, reduction="sum")
+    else:
+        total = F.cross_entropy(logits, labels, reduction="sum")
+    return total / count
+
+
+class Classification(Task):
+    """Classify texts, with a model of any architecture.
+
+    Args: as of `Task`, and
+        texts_in_update: Texts in an update over all processes; they have similar lengths.
+        seed: Seed of the order.
+        metrics: Names of metrics of `scores`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        train: LabelledItems,
+        validation: LabelledItems,
+        texts_in_update: int,
+        seed: int,
+        metrics: Sequence[str],
+    ) -> None:
+        collate = DataCollatorWithPadding(tokenizer)
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
+        self._lengths = train.lengths
+        self._texts_in_update = texts_in_update
+        self._seed = seed
+        self._metrics = metrics
+
+    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+        return grouped_by_length(
+            self._lengths, batch_size=self._texts_in_update, seed=self._seed, epoch=epoch, multiple=multiple
+        )
+
+    def labels(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORED_LABEL).sum()
+
+    def forward(self, batch: Batch, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return classification_loss(*self.measure(batch), labels)
+
+    def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits and labels."""
+        inputs = dict(batch)
+        targets = inputs.pop("labels")
+        return self.model(**inputs).logits, targets
+
+    def metrics(self, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:  # type: ignore[override]
+        answers = answers_of(logits, multi_label=targets.ndim == 2)
+        values = scores(answers, targets, self._metrics, logits.shape[1])
+        return {**values, "loss": float(losses(logits, targets).mean())}
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in self._metrics)
+        return f"validation {shown}, loss {metrics['loss']:.3f}"

@@ -16,17 +16,17 @@ from linformer_cli.errors import InputError, input_errors
 from linformer_kit.environment import most_bytes
 from linformer_kit.training.state import TrainingState
 
-NO_TRACKER = "none"
+_NO_TRACKER = "none"
 
 
 class TrainingLog:
-    """The log of a training.
+    """The log of a training: lines in its state, a progress bar, and experiment trackers.
 
     Args:
         state: The training state; lines are added to its log.
         updates: Total number of updates.
         unit: Unit of speed: tokens or texts.
-        folder: Output folder of trackers.
+        folder: Output folder of trackers; its name is that of the run.
         report_to: Names of trackers, separated by commas.
     """
 
@@ -35,7 +35,13 @@ class TrainingLog:
         self._state, self._updates, self._unit, self._device = state, updates, unit, process.device
         self._logged = state.seconds, state.items
         self._started = time.perf_counter()
-        self._trackers = _trackers(report_to, folder) if process.is_main_process else []
+        self._trackers: list[GeneralTracker] = []
+        for name, kind in tracker_classes(report_to).items() if process.is_main_process else ():
+            now = f"{datetime.datetime.now():%b%d_%H-%M-%S}_{platform.node()}"
+            place = [folder / "runs"] if kind.requires_logging_directory else []
+            with input_errors(f"report_to: {name}"):
+                self._trackers.append(kind(now if name == "tensorboard" else folder.name, *place))
+                self._trackers[-1].start()
         self._bar = tqdm(
             total=updates,
             initial=state.update,
@@ -96,38 +102,21 @@ class TrainingLog:
             tracker.finish()
 
 
-def check_report_to(report_to: str) -> None:
-    """Raise an error for trackers that are unknown or not installed.
+def tracker_classes(report_to: str) -> dict[str, Any]:
+    """Classes of the trackers of `report_to`, by name.
 
     Raises:
-        InputError: with the names of known trackers.
+        InputError: for trackers that are unknown or not installed.
     """
-    with input_errors("report_to"):
-        for name in _names(report_to):
-            if name not in LOGGER_TYPE_TO_CLASS:
-                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-                raise InputError(f"expected {known} or {NO_TRACKER}, got {name!r}")
-            if name not in map(str, get_available_trackers()):
-                raise InputError(f"expected a tracker whose package is installed, got {name}")
-
-
-def _names(report_to: str) -> list[str]:
-    names = [name.strip() for name in report_to.split(",")]
-    return [name for name in names if name and name != NO_TRACKER]
-
-
-def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
-    """Start the trackers; the name of the run is that of its folder."""
-    started = []
-    for name in _names(report_to):
-        kind: Any = LOGGER_TYPE_TO_CLASS[name]
-        now = f"{datetime.datetime.now():%b%d_%H-%M-%S}_{platform.node()}"
-        place = [folder / "runs"] if kind.requires_logging_directory else []
-        with input_errors(f"report_to: {name}"):
-            tracker = kind(now if name == "tensorboard" else folder.name, *place)
-            tracker.start()
-        started.append(tracker)
-    return started
+    names = [name for each in report_to.split(",") if (name := each.strip()) not in ("", _NO_TRACKER)]
+    installed = {str(name) for name in get_available_trackers()}
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise InputError(f"report_to: expected {known} or {_NO_TRACKER}, got {name!r}")
+        if name not in installed:
+            raise InputError(f"report_to: expected a tracker whose package is installed, got {name}")
+    return {name: LOGGER_TYPE_TO_CLASS[name] for name in names}
 
 
 def _grouped(name: str) -> str:

@@ -34,7 +34,7 @@ from linformer_kit.training.log import TrainingLog
 from linformer_kit.training.optimizer import HIGHEST_RATE, adamw
 from linformer_kit.training.process import StopRequest, seed_generators, stop_requests
 from linformer_kit.training.state import Plan, TrainingState, read_state
-from linformer_kit.training.tasks.base import Batch, Task
+from linformer_kit.training.task import Batch, Task
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,6 @@ class Training:
         plan: Number of updates, learning rates, and when to evaluate and save.
         folder: Folder of the checkpoints.
         checkpoint: Checkpoint to resume from; None: start from the beginning.
-
-    Attributes:
-        state: The training state.
-        log: Progress bar, log and trackers.
-        diverged: Where and why training diverged, or None.
 
     Raises:
         InputError: for a checkpoint of another training.
@@ -89,7 +84,7 @@ class Training:
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
         self._request = StopRequest()
-        self.diverged: str | None = None
+        self.diverged: str | None = None  # where and why training diverged
 
     def run(self) -> None:
         """Train to the end.

@@ -5,15 +5,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import default_collate
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 from linformer_cli.errors import DivergedError, InputError, renamed
-from linformer_cli.settings import ModelSettings, PretrainSettings, check_model_is_kept
+from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
+from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
     end_token_id,
@@ -21,16 +32,19 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from linformer_kit.interop.loading import fingerprint, load_model, resize
+from linformer_kit.interop.loading import fingerprint, load_model
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.heads import LinformerForMaskedLM
-from linformer_kit.report.pretraining import write_pretrain_report
+from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
+from linformer_kit.report.training import write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
-from linformer_kit.training.run import Run, measurements, print_results
+from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
+from linformer_kit.training.task import Batch, Task
 
+# The head runs on a multiple of this number of tokens. With another number in each update, logits of ever new sizes
+# would leave gaps in the memory of the process, which would grow to several times what it uses.
+_PREDICTED = 256
 _SHOWN = 12  # tokens around a masked word that the report shows
 
 # Settings that may change on resume, besides those that may change in all commands.
@@ -41,11 +55,10 @@ def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
     keep_freed_memory()
     results, folder = pretrain(settings)
-    for attention, result in results["models"].items():
-        if result["diverged"] is not None:
-            raise DivergedError(f"{attention} attention: {result['diverged']}")
+    if results["diverged"] is not None:
+        raise DivergedError(results["diverged"])
     mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
-    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import {mask}'")
+    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'def __init__({mask}, name):'")
 
 
 @callers_random_state()
@@ -83,7 +96,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     set_seed(settings.seed)
     model = start or LinformerForMaskedLM(_model_config(settings, tokenizer))
     matrices = model.projection_matrix_count()
-    size = {"parameters": model.num_parameters(), "projection_matrices": matrices}
     task = MaskedLanguageModel(
         model,
         tokenizer,
@@ -99,16 +111,13 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     else:
         save_model(model, tokenizer, run.folder)
     loss = math.nan if diverged else curve[training.result_update]
-    trained = {
-        **size,
-        **measurements(training),
-        "validation_loss": loss,
-        "perplexity": math.exp(min(loss, 700)),
-        "curve": sorted(curve.items()),
-        "guesses": [] if diverged else _guesses(model, data, seed=settings.seed),
-    }
     results = run.results(
-        unigram_entropy=_unigram_entropy(data),
+        training,
+        model={
+            "attention": model.config.attention,
+            "parameters": model.num_parameters(),
+            "projection_matrices": matrices,
+        },
         corpus={
             "description": corpus.description,
             "fingerprint": corpus.fingerprint,
@@ -117,7 +126,11 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
-        models={settings.model.attention: trained},
+        validation_loss=loss,
+        perplexity=math.exp(min(loss, 700)),
+        unigram_entropy=_unigram_entropy(data),
+        curve=sorted(curve.items()),
+        guesses=[] if diverged else _guesses(model, data, seed=settings.seed),
     )
     run.write(write_pretrain_report, results)
     return results, run.folder
@@ -180,14 +193,12 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
-    """The settings with the architecture of `from_model`, and that model, resized; None for a new model.
+    """The settings with the architecture of `from_model`, and that model; None for a new model.
 
     Raises:
-        InputError: for a model that is not a Linformer or cannot be resized to this length.
+        InputError: for a model that is not a Linformer.
     """
     if settings.from_model is None:
-        if settings.resize_to is not None:
-            raise InputError(f"resize_to: expected none without from_model, got {settings.resize_to}")
         return settings, None
     with renamed("model", "from_model"):
         model, _ = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model")
@@ -196,7 +207,6 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
         raise InputError(
             f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
         )
-    resize(model, settings.resize_to, settings.resize_mode)
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 
@@ -211,3 +221,67 @@ def _unigram_entropy(data: MaskedText) -> float:
     counts[data.tokenizer.all_special_ids] = 0
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
+
+
+class MaskedLanguageModel(Task):
+    """Predict the masked tokens of blocks.
+
+    The loss is the mean negative log-likelihood over all masked tokens, in nats; a mean of batch means would give more
+    weight to tokens of batches with fewer masked tokens.
+
+    Args: as of `Task`, and `seq_len`, the tokens in a block, and the `seed` of the order.
+    """
+
+    unit = "tokens"
+    uses_every_parameter = True
+
+    def __init__(
+        self,
+        model: LinformerForMaskedLM,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        train: MaskedBlocks,
+        validation: MaskedBlocks,
+        seq_len: int,
+        seed: int,
+    ) -> None:
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=default_collate)  # type: ignore[arg-type]
+        self.size = seq_len
+        self._seed = seed
+
+    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+        return shuffled_blocks(len(self.train_items), seed=self._seed, epoch=epoch, multiple=multiple)
+
+    def labels(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORED_LABEL).sum()
+
+    def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
+        """Mean negative log-likelihood of the masked tokens; the head runs on these and few others."""
+        positions = _predicted_positions(batch["labels"])
+        return self.model(**batch, predicted_positions=positions, num_items_in_batch=labels).loss
+
+    def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of losses and number of masked tokens of each sequence; the head runs on masked tokens only.
+
+        Sums over sequences, unlike means, add up exactly over batches and processes.
+        """
+        labels = batch["labels"]
+        positions = labelled_positions(labels)
+        logits = self.model(batch["input_ids"], predicted_positions=positions).logits
+        losses = F.cross_entropy(logits.float(), labels.flatten()[positions], reduction="none")
+        sums = torch.zeros(len(labels), device=losses.device).index_add(0, positions // labels.shape[1], losses)
+        return sums, (labels != IGNORED_LABEL).sum(dim=1)
+
+    def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
+        return {"loss": float(sums.sum(dtype="float64") / counts.sum())}
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        loss = metrics["loss"]
+        return f"validation loss {loss:.3f} nats, perplexity {math.exp(min(loss, 700)):,.1f}"
+
+
+def _predicted_positions(labels: Tensor) -> Tensor:
+    """Indices of the labelled tokens in the flattened batch, then of some others up to a multiple of `_PREDICTED`."""
+    ignored = (labels == IGNORED_LABEL).flatten()
+    count = ignored.numel() - int(ignored.sum())
+    return ignored.argsort(stable=True)[: -(-count // _PREDICTED) * _PREDICTED]

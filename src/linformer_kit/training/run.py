@@ -16,11 +16,10 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from transformers import enable_full_determinism
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
-from linformer_kit.environment import environment, versions
+from linformer_kit.environment import environment
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import (
     CHECKPOINT,
@@ -32,11 +31,11 @@ from linformer_kit.files.runs import (
 )
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
-from linformer_kit.training.log import check_report_to
+from linformer_kit.training.log import tracker_classes
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import start_processes
 from linformer_kit.training.state import Plan, read_state
-from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +67,15 @@ class Run:
         may_change: Names of settings that may change on resume, besides those that may change in all commands.
 
     Attributes:
-        settings: The settings.
-        process: This process.
         folder: The output folder; final after `open`.
 
     Raises:
-        InputError: for invalid settings, and for a folder where another run would be overwritten. No data was read, and
-            nothing was written or removed.
+        InputError: for settings that do not fit, and for a folder where another run would be overwritten. Nothing was
+            read, written or removed.
     """
 
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
-        check_report_to(settings.report_to)
+        tracker_classes(settings.report_to)
         self.command, self.settings = command, settings
         self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
         count = self.process.num_processes
@@ -96,11 +93,7 @@ class Run:
             self._check_enough_updates()
 
     def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
-        """Open the output folder and record settings and inputs of the run.
-
-        Args:
-            source: Description of the training data, under its name.
-            fingerprints: Hashes of the inputs, under names that end in `_fingerprint`.
+        """Open the output folder and record settings, a description of the data, and hashes of the inputs, by name.
 
         Raises:
             InputError: if a resumed run had other inputs, or another run has started in the folder meanwhile.
@@ -129,14 +122,13 @@ class Run:
 
     def _check_same_settings(self, may_change: Collection[str]) -> None:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
-        path = self.folder / _SETTINGS
-        check_made_from(self.folder / RUN_MARK, self._resumed, {"global_batch_size": self._global_batch_size})
-        free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change}
-        now = _flat(dataclasses.asdict(self.settings))
-        fixed = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
-        check_made_from(
-            path, _flat(self._resumed["settings"]), fixed, f"; --config {path} gives the same settings again"
-        )
+        mark, path = self.folder / RUN_MARK, self.folder / _SETTINGS
+        check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
+        before, now = _flat(self._resumed["settings"]), _flat(dataclasses.asdict(self.settings))
+        for name in list(now):
+            if name.partition(".")[0] in (*_NOT_SAVED, *_MAY_CHANGE, *may_change):
+                del now[name]
+        check_made_from(path, before, now, f"; --config {path} gives the same settings again")
 
     def _check_enough_updates(self) -> None:
         """Raise an error if a checkpoint has more than `max_steps` updates, with its name."""
@@ -145,10 +137,10 @@ class Run:
             raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
     def _write_record(self, inputs: dict[str, str]) -> None:
-        """Write settings, inputs, and each start of the run with versions and machine.
+        """Write settings, inputs, and each start of the run with machine and versions.
 
         Raises:
-            FileExistsError: if another run has started in the folder since it was checked. Nothing is changed then.
+            FileExistsError: if another run has started in the folder since it was checked.
         """
         saved = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in _NOT_SAVED}
         start = {
@@ -161,7 +153,6 @@ class Run:
             "command": self.command,
             **inputs,
             "global_batch_size": self._global_batch_size,
-            "versions": versions(),
             "settings": saved,
             "starts": [*self._resumed.get("starts", ()), start],
         }
@@ -171,12 +162,7 @@ class Run:
         write_whole(self.folder / _SETTINGS, yaml.safe_dump(saved, sort_keys=False))
 
     def train(self, task: Task, plan: Plan, *, label: str = "") -> Training:
-        """Train a task, or resume it.
-
-        Args:
-            task: The task to train.
-            plan: Number of updates, learning rates, and when to evaluate and save.
-            label: Description for the log.
+        """Train a task, or resume it; `label` describes it in the log.
 
         Returns:
             The finished training; if it diverged, `diverged` says where, and earlier checkpoints are finite.
@@ -186,8 +172,6 @@ class Run:
         size = f"{task.model.num_parameters():,} parameters"
         logger.info("%s, %s, %s, on %s", label, size, training.precision, self.process.device)
         try:
-            if self.settings.full_determinism:
-                enable_full_determinism(plan.seed)
             training.run()
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
@@ -199,10 +183,21 @@ class Run:
             training.diverged = str(error)
         return training
 
-    def results(self, **results: Any) -> dict[str, Any]:
-        """Results of the command: what was run on which machine, then the given results."""
-        made = {"environment": environment(self.process.device), "versions": versions()}
-        return {"command": self.command, **results, "settings": without_local_paths(self.settings), **made}
+    def results(self, training: Training, **results: Any) -> dict[str, Any]:
+        """Results of the command: the given ones, updates, divergence, time and speed, then settings and machine."""
+        state = training.state
+        return {
+            "command": self.command,
+            **results,
+            "updates": state.update,
+            "diverged": training.diverged,
+            "skipped_updates": training.skipped_updates,
+            "seconds": state.seconds,
+            f"{training.task.unit}_per_second": training.log.rate,
+            "bf16": training.bf16,
+            "settings": without_local_paths(self.settings),
+            "environment": environment(self.process.device),
+        }
 
     def write(self, write: Callable[..., object], *arguments: Any) -> None:
         """Let the main process call `write` with the arguments and the folder of the run; all raise if that fails."""
@@ -217,23 +212,8 @@ def print_results(folder: Path, advice: str) -> None:
         print(advice)
 
 
-def measurements(training: Training) -> dict[str, Any]:
-    """Entries common to the results of all trainings: updates, divergence, time, speed and number format."""
-    return {
-        "updates": training.state.update,
-        "diverged": training.diverged,
-        "skipped_updates": training.skipped_updates,
-        "seconds": training.state.seconds,
-        f"{training.task.unit}_per_second": training.log.rate,
-        "bf16": training.bf16,
-    }
-
-
 def _checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest intact checkpoint, or None; the log names it, and the damage of each newer one.
-
-    The main process looks for it and sends the path to the others. Incomplete files of a killed process are removed.
-    """
+    """The newest intact checkpoint, or None, in all processes; the log names it, and the damage of each newer one."""
     newest: list[Path | None] = [None]
     if PartialState().is_main_process:
         recover(folder, CHECKPOINT)

@@ -109,7 +109,7 @@ def load_encoder_checkpoint(
     config = build_config(source, {**kept, **fields})
     if config.max_position_embeddings != full.config.max_position_embeddings:
         # Before E and F are built, which start as in any model of the new length.
-        resize(full, config.max_position_embeddings, resize_mode, setting="max_position_embeddings")
+        resize(full, config.max_position_embeddings, resize_mode)
     left_out = loaded(full).left_out
     return build_model(type(full), config, full.state_dict(), source, left_out=left_out, new_projections=True)
 

@@ -1,15 +1,16 @@
 """Distillation of a full-attention teacher into a linear student, layer by layer and then as a whole.
 
-Axes: batch, seq_len (n), embed.
+Axes: batch, seq_len (n), embed, answers (rows), classes (words, labels).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,13 +18,77 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from linformer_kit.data.passages import passage_keys
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.training.tasks.answers import agreement, kind_of, mean_embedding, output_loss
-from linformer_kit.training.tasks.base import Batch, Task
-from linformer_kit.training.tasks.pieces import cut, special_tokens
-from linformer_kit.training.tasks.tracing import Trace, traced
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.training.task import Batch, Task
+from linformer_kit.training.tracing import Trace, cut, special_tokens, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
 _LEAST_SPREAD = 1e-12  # avoids division by zero if all hidden states are equal
+Kind = Literal["words", "tokens", "classes", "labels", "numbers", "embeddings"]
+
+
+def kind_of(model: PreTrainedModel) -> Kind:
+    """What a model predicts: words for masked tokens, classes of tokens, a class of a text, several labels of a text,
+    or numbers; without a head, an embedding."""
+    name, config = type(model).__name__, model.config
+    if name.endswith("ForMaskedLM"):
+        return "words"
+    if name.endswith("ForTokenClassification"):
+        return "tokens"
+    if not name.endswith("ForSequenceClassification"):
+        return "embeddings"
+    if config.problem_type == "multi_label_classification":
+        return "labels"
+    return "numbers" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
+
+
+def mean_embedding(
+    hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
+) -> Float[Tensor, "batch embed"]:
+    """Mean of the hidden states of real tokens, as in sentence embedding models."""
+    each = real[..., None].float()
+    return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)
+
+
+def answers(
+    kind: Kind,
+    outputs: Mapping[str, Tensor],
+    real: Bool[Tensor, "batch seq_len"],
+    hidden: Bool[Tensor, "batch seq_len"],
+) -> Float[Tensor, "answers classes"]:
+    """What a model predicts: embeddings, numbers, or logits, of which each label has two, for yes and no.
+
+    Args:
+        kind: What the model predicts.
+        outputs: Its outputs by name.
+        real: True at real tokens.
+        hidden: True at mask tokens.
+    """
+    if kind == "embeddings":
+        return mean_embedding(outputs["last_hidden_state"], real)
+    logits = outputs["logits"]
+    if kind == "labels":
+        return torch.stack([logits, torch.zeros_like(logits)], dim=-1).flatten(0, 1)
+    return logits[hidden] if kind == "words" else logits[real] if kind == "tokens" else logits
+
+
+def answer_loss(
+    kind: Kind, student: Float[Tensor, "answers classes"], teacher: Float[Tensor, "answers classes"]
+) -> Float[Tensor, ""]:
+    """Mean error of the student's answers: cosine distance of embeddings, squared distance of numbers; otherwise the
+    Kullback-Leibler divergence from the teacher's distribution, in nats.
+
+    Source: Hinton et al. 2015, section 2, at temperature 1.
+    """
+    student, teacher = student.float(), teacher.float()
+    if kind == "embeddings":
+        return 1 - torch.cosine_similarity(student, teacher).mean()
+    if kind == "numbers":
+        return (student - teacher).square().mean()
+    ours, theirs = student.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
+    # Texts may have no masked token, and so no answer.
+    return F.kl_div(ours, theirs, reduction="sum", log_target=True) / max(1, len(teacher))
 
 
 def relative_error(
@@ -62,17 +127,11 @@ class Distillation(Task):
     """Train a student to reproduce its teacher.
 
     The loss is the mean over the layers of the relative errors of hidden states and of attention outputs, plus
-    `output_loss`. In the first updates each layer of the student gets the inputs of the teacher's layer and is trained
+    `answer_loss`. In the first updates each layer of the student gets the inputs of the teacher's layer and is trained
     independently. There is no dropout, so the targets have no noise.
 
-    Args:
-        model: The student, with linear attention.
-        tokenizer: Pads batches.
-        teacher: The teacher, with full attention.
-        attention_names: Names of the attention modules of student and teacher, in the order of their layers.
-        train: Training inputs, indexed by the keys of `passage_keys`.
-        validation: Validation inputs.
-        longest: Length of the longest input, in tokens.
+    Args: as of `Task`, and
+        teacher: The teacher, with full attention; `model` is the student.
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
         layerwise_steps: Number of first updates in which layers are trained independently.
@@ -80,14 +139,12 @@ class Distillation(Task):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LinearizedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         teacher: PreTrainedModel,
-        attention_names: tuple[Sequence[str], Sequence[str]],
         train: Dataset,
         validation: Sequence[Window],
-        longest: int,
         piece_length: int | None = None,
         seed: int,
         layerwise_steps: int,
@@ -95,11 +152,12 @@ class Distillation(Task):
         collate = DataCollatorWithPadding(tokenizer)
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
         self.teacher = teacher.requires_grad_(False)
-        self.student_attention, self.teacher_attention = attention_names
+        self.student_attention = model.attention_names()
+        self.teacher_attention = [layer.name for layer in attention_layers(teacher)]
         self.layerwise_steps = layerwise_steps
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
-        self._longest, self._seed = longest, seed
+        self._longest, self._seed = model.config.linformer["seq_len"], seed
         self._piece_length = piece_length
         self._special = (0, 0) if piece_length is None else special_tokens(tokenizer)
         self._layerwise = False
@@ -109,7 +167,7 @@ class Distillation(Task):
         return super().train(False)
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
-        inputs = len(self.train_items)  # type: ignore[arg-type]
+        inputs = len(self.train_items)
         return passage_keys(inputs, longest=self._longest, together=together, seed=self._seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:
@@ -119,11 +177,11 @@ class Distillation(Task):
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
         return self._compare(batch, layerwise=self._layerwise)[0]
 
-    def _compare(self, inputs: Batch, *, layerwise: bool) -> tuple[Tensor, Trace, Trace, tuple[Any, ...]]:
-        """Run teacher and student on a batch.
+    def _compare(self, inputs: Batch, *, layerwise: bool) -> tuple[Tensor, Tensor, list[Trace], list[Tensor]]:
+        """Run student and teacher on a batch.
 
         Returns:
-            The loss, the traces of student and teacher, and the first arguments of `output_loss` and `agreement`.
+            The loss, True at real tokens, the traces of student and teacher, and their answers.
         """
         theirs, target = self._teacher_outputs(inputs)
         with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
@@ -131,23 +189,22 @@ class Distillation(Task):
         ids = inputs["input_ids"]
         real = inputs.get("attention_mask", torch.ones_like(ids)) != 0
         loss = self._layer_loss(ours, theirs, real)
-        answers = (self.kind, outputs, target, real, ids == self.mask_token_id)
+        pair = [answers(self.kind, each, real, ids == self.mask_token_id) for each in (outputs, target)]
         if not layerwise:
-            loss = loss + output_loss(*answers)
-        return loss, ours, theirs, answers
+            loss = loss + answer_loss(self.kind, *pair)
+        return loss, real, [ours, theirs], pair
 
     @torch.no_grad()
     def _teacher_outputs(self, inputs: Batch) -> tuple[Trace, Mapping[str, Tensor]]:
         """Trace and outputs of the teacher."""
-        pieces = None
-        if self._piece_length is not None and inputs["input_ids"].shape[1] > self._piece_length:
-            pad = self.tokenizer.pad_token_id
-            pieces = cut(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
+        if self._piece_length is None or inputs["input_ids"].shape[1] <= self._piece_length:
+            with traced(self.teacher, self.teacher_attention) as trace:
+                return trace, self.teacher(**inputs)
+        pad = self.tokenizer.pad_token_id
+        pieces = cut(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
         with traced(self.teacher, self.teacher_attention) as trace:
-            outputs = self.teacher(**(inputs if pieces is None else pieces.inputs))
-        if pieces is not None:
-            trace, outputs = pieces.joined_trace(trace), pieces.joined_outputs(outputs)
-        return trace, outputs
+            outputs = self.teacher(**pieces.inputs)
+        return pieces.joined_trace(trace), pieces.joined_outputs(outputs)
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)
@@ -159,21 +216,22 @@ class Distillation(Task):
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
         """The loss of the batch, and for each text the values that `metrics` sums or averages."""
-        loss, *traces, answers = self._compare(batch, layerwise=False)
+        loss, real, traces, (student, teacher) = self._compare(batch, layerwise=False)
         ours, theirs = (trace.outputs[-1] for trace in traces)
-        real = answers[3]
         distance, spread = relative_error(ours, theirs, real)
         cosine = torch.cosine_similarity(mean_embedding(ours, real), mean_embedding(theirs, real))
-        of_batch: list[Any] = [loss, *(count / len(cosine) for count in agreement(*answers))]
-        losses, agreed, asked = (torch.ones_like(cosine) * value for value in of_batch)
-        return losses, distance, spread, cosine, agreed, asked
+        agreed = (student.argmax(dim=-1) == teacher.argmax(dim=-1)).float()
+        asked = 0 if self.kind in ("embeddings", "numbers") else len(agreed)
+        of_batch = loss, agreed.sum() / len(cosine), asked / len(cosine)
+        losses, right, answered = (torch.ones_like(cosine) * value for value in of_batch)
+        return losses, distance, spread, cosine, right, answered
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
         loss, distance, spread, cosine, agreed, asked = (np.asarray(each, dtype=np.float64) for each in measured)
-        found = {"loss": loss.mean(), "error": distance.sum() / spread.sum(), "cosine": cosine.mean()}
+        values = {"loss": loss.mean(), "error": distance.sum() / spread.sum(), "cosine": cosine.mean()}
         if asked.sum():
-            found["agreement"] = agreed.sum() / asked.sum()
-        return {name: float(value) for name, value in found.items()}
+            values["agreement"] = agreed.sum() / asked.sum()
+        return {name: float(value) for name, value in values.items()}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         agreement = f", agreement {metrics['agreement']:.1%}" if "agreement" in metrics else ""

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import default_collate
 
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.training.tasks import masked_language_model
+from linformer_kit.training import pretrain
 from tests.training.conftest import TRAIN
 
 
@@ -30,7 +30,7 @@ def test_the_number_of_predicted_tokens_is_a_multiple(count):
     labels = torch.full((3, 200), IGNORED_LABEL)
     chosen = torch.randperm(600)[:count]
     labels.view(-1)[chosen] = 5
-    positions = masked_language_model._predicted_positions(labels)
+    positions = pretrain._predicted_positions(labels)
     assert len(positions) == min(600, -(-count // 256) * 256)
     assert torch.equal(positions[:count], chosen.sort().values) and len(set(positions.tolist())) == len(positions)
 
@@ -41,7 +41,7 @@ def test_the_other_tokens_add_nothing(masked, monkeypatch):
     batch = default_collate([task.train_items[index] for index in range(5)])
     results = []
     for multiple in (1, 64):
-        monkeypatch.setattr(masked_language_model, "_PREDICTED", multiple)
+        monkeypatch.setattr(pretrain, "_PREDICTED", multiple)
         loss = task(batch, torch.tensor(1000))
         results.append([loss, *torch.autograd.grad(loss, [*task.model.parameters()])])
     for exact, padded in zip(*results, strict=True):

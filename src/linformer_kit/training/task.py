@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Batch = dict[str, Tensor]
@@ -39,7 +38,7 @@ class Task(nn.Module):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        train: Dataset,
+        train: Any,
         validation: Sequence[Any],
         collate: Callable[[list[Any]], Mapping[str, Tensor]],
     ) -> None:
@@ -51,19 +50,14 @@ class Task(nn.Module):
         self.collate = collate
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
-        """Keys of the training items of an epoch, a pure function of the task's seed and the epoch.
+        """Keys of the training items of an epoch, counted from 0, a pure function of the task's seed and the epoch.
 
         Args:
-            epoch: Number of the epoch, from 0.
+            epoch: Number of the epoch.
             together: Sequences of one forward pass over all processes.
             multiple: The keys are padded to a multiple of this, with keys of items without labels.
         """
         raise NotImplementedError
-
-    @property
-    def examples(self) -> int:
-        """Sequences in an epoch, without the padding of the last batch."""
-        return len(self.train_items)  # type: ignore[arg-type]
 
     def begin(self, update: int | None) -> None:
         """Prepare for an update, by its number from 0, or with None for evaluation and saving."""
@@ -73,12 +67,7 @@ class Task(nn.Module):
         return None
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            batch: A batch of `collate`, on the model's device.
-            labels: Labels in all batches of the update over all processes; the batch's sum of losses is divided by it.
-        """
+        """The loss of a batch: its sum of losses, divided by `labels` of the update over all processes."""
         raise NotImplementedError
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:

@@ -11,16 +11,17 @@ import torch
 from linformer_kit import LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.finetune import Classification, classification_loss
 from linformer_kit.training.loop import Training
-from linformer_kit.training.tasks.classification import Classification, classification_loss
 from tests.training.conftest import small_plan, small_settings
 
 
-def test_the_loss_of_one_class_of_several():
-    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
-    labels = torch.tensor([0, 1])
-    first, second = math.log(1 + math.exp(-2)), math.log(2)
-    assert classification_loss(logits, labels, 5).item() == pytest.approx((first + second) / 5)
+def test_the_loss_by_hand():
+    """Of one class of several, and of several classes of a text."""
+    logits, first, second = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), math.log(1 + math.exp(-2)), math.log(2)
+    assert classification_loss(logits, torch.tensor([0, 1]), 5).item() == pytest.approx((first + second) / 5)
+    several = classification_loss(logits[:1], torch.tensor([[1.0, 0.0]]), 2)
+    assert several.item() == pytest.approx((first + second) / 2)
 
 
 def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
@@ -44,12 +45,6 @@ def test_processes_have_equally_many_texts_and_none_twice():
     for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
         texts = items_of([[0] * length for length in lengths], [labels] * len(lengths))
         assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
-
-
-def test_the_loss_of_any_number_of_classes():
-    logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
-    first, second = math.log(1 + math.exp(-2)), math.log(2)
-    assert classification_loss(logits, labels, 2).item() == pytest.approx((first + second) / 2)
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_and_groups_lengths():
