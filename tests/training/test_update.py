@@ -57,9 +57,6 @@ class Words(Task):
     def metrics(self, *_):
         return {"loss": 1.0}
 
-    def describe(self, metrics):
-        return ""
-
 
 @pytest.fixture
 def one_update(words, run):

@@ -232,10 +232,3 @@ class Distillation(Task):
         if asked.sum():
             values["agreement"] = agreed.sum() / asked.sum()
         return {name: float(value) for name, value in values.items()}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        agreement = f", agreement {metrics['agreement']:.1%}" if "agreement" in metrics else ""
-        return (
-            f"validation loss {metrics['loss']:.4f}, error {metrics['error']:.4f}, "
-            f"cosine {metrics['cosine']:.4f}{agreement}"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,3 @@ class Classification(Task):
         answers = answers_of(logits, multi_label=targets.ndim == 2)
         values = scores(answers, targets, self._metrics, logits.shape[1])
         return {**values, "loss": float(losses(logits, targets).mean())}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in self._metrics)
-        return f"validation {shown}, loss {metrics['loss']:.3f}"

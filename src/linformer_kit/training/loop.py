@@ -244,7 +244,8 @@ class Training:
 
     def _evaluate(self) -> None:
         metrics = self.task.metrics(*self.measure())
-        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
+        shown = ", ".join(f"{name} {value:,.4f}" for name, value in metrics.items())
+        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, f"validation {shown}")
 
     def _save(self) -> None:
         """Save a checkpoint, unless the newest one has this state, and remove old ones."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -257,11 +256,8 @@ class MaskedLanguageModel(Task):
         return sums, (labels != IGNORED_LABEL).sum(dim=1)
 
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
-        return {"loss": float(sums.sum(dtype="float64") / counts.sum())}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        loss = metrics["loss"]
-        return f"validation loss {loss:.3f} nats, perplexity {math.exp(min(loss, 700)):,.1f}"
+        loss = float(sums.sum(dtype="float64") / counts.sum())
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

@@ -77,7 +77,3 @@ class Task(nn.Module):
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
         """Metrics from the measurements of all sequences, including `loss`."""
         raise NotImplementedError
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        """Format the metrics for the log."""
-        raise NotImplementedError
