@@ -39,7 +39,7 @@ from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.finetune import finetune, load_encoder
-from linformer_kit.training.optimizer import projection_parameters
+from linformer_kit.training.loop import projection_parameters
 from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, by_name, markdown, mean_and_deviation, run
 
