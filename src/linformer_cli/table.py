@@ -31,7 +31,9 @@ COMMANDS = {
     "predict": Command(_S.PredictSettings, _USE, "inference.predict", "my-classifier new.csv --output answers.jsonl"),
     "evaluate": Command(_S.EvaluateSettings, _USE, "inference.evaluate", "my-classifier --validation_file more.csv"),
     "embed": Command(_S.EmbedSettings, _USE, "inference.embed", "my-encoder articles.jsonl --output vectors.npy"),
-    "fill-mask": Command(_S.FillMaskSettings, _USE, "inference.fill_mask", "my-model 'def __init__(<mask>, name):' --top_k 3"),
+    "fill-mask": Command(
+        _S.FillMaskSettings, _USE, "inference.fill_mask", "my-model 'def __init__(<mask>, name):' --top_k 3"
+    ),
     "pretrain": Command(
         _S.PretrainSettings,
         _TRAIN,

@@ -1,8 +1,7 @@
-"""A full disk loses no data; a checkpoint that was changed anywhere is rejected, naming the file."""
+"""A full disk loses no data; a resumed run names the damaged checkpoint that it skips."""
 
 from __future__ import annotations
 
-import random
 import resource
 import shutil
 from pathlib import Path
@@ -52,44 +51,13 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, capsys, monkeypa
     assert find_checkpoint(folder)[0] == folder / "checkpoint-6"
 
 
-def damaged(path: Path, change: str, amount: int) -> bytes:
-    """The bytes of a file, truncated at a position or with one bit flipped."""
-    content = bytearray(path.read_bytes())
-    if change == "cut":
-        return bytes(content[:amount])
-    content[amount // 8] ^= 1 << amount % 8
-    return bytes(content)
-
-
-def damages(path: Path) -> list[tuple[str, int]]:
-    """Truncation at every percentage, and random bit flips."""
-    size = path.stat().st_size
-    cuts = sorted({size * percent // 100 for percent in range(100)} | {size - 1})
-    draw = random.Random(path.name)
-    return [("cut", cut) for cut in cuts] + [("flip", draw.randrange(8 * size)) for _ in range(200)]
-
-
-@pytest.mark.slow
-def test_damage_anywhere_is_rejected_and_named(run, tmp_path):
-    folder = tmp_path / "out"
-    shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
-    files = sorted(path for path in (folder / "checkpoint-2").iterdir())
-    assert len(files) >= 7
-    for path in files:
-        whole = path.read_bytes()
-        for change, amount in damages(path):
-            path.write_bytes(damaged(path, change, amount))
-            found, wrong = find_checkpoint(folder)
-            assert found is None and len(wrong) == 1 and wrong[0].startswith(f"{path}: expected "), (change, amount)
-            path.write_bytes(whole)
-    assert find_checkpoint(folder) == (folder / "checkpoint-2", [])
-
-
 def test_resume_says_what_it_skips(corpus, run, tmp_path, caplog):
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
     path = folder / "checkpoint-2" / "optimizer.safetensors"
-    path.write_bytes(damaged(path, "flip", 8 * 500))
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
     half = folder / ".checkpoint-9.part"
     half.mkdir()
     (half / "model.safetensors").touch()

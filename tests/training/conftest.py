@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from torch.utils.data import default_collate
 
 from linformer_cli.settings.commands import OneModelTrainingSettings
 from linformer_kit import LinformerForMaskedLM
@@ -71,7 +72,7 @@ def masked(config, words):
             words,
             train=blocks(words, TRAIN, seed=0),
             validation=blocks(words, VALIDATION, seed=1),
-            seq_len=SEQ_LEN,
+            collate=default_collate,
             seed=5,
             **arguments,
         )

@@ -21,7 +21,7 @@ from linformer_kit.training.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from linformer_kit.training.optimizer import adamw
+from linformer_kit.training.loop import adamw
 from linformer_kit.training.state import Position, TrainingState, read_state
 from tests.conftest import randomise, tokens
 from tests.training.conftest import same_parameters, small_settings

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from linformer_kit.training import log as training_log
-from linformer_kit.training.log import TrainingLog
-from linformer_kit.training.state import TrainingState
+from linformer_kit.training import state as training_log
+from linformer_kit.training.state import TrainingLog, TrainingState
 
 
 @pytest.fixture

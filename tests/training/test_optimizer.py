@@ -7,7 +7,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from linformer_kit import LinformerForMaskedLM
-from linformer_kit.training.optimizer import adamw
+from linformer_kit.training.loop import adamw
 from tests.families import FAMILIES
 from tests.families import build as build_family
 from tests.training.conftest import small_settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -33,11 +34,11 @@ def check_writable(folder: Path, name: str = "output_dir") -> None:
 def new_folder(parent: Path, name: str) -> Path:
     """Create a folder with an unused name; concurrent runs get different ones."""
     parent.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 1000):
+    for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir()
+            break
         except FileExistsError:
             continue
-        return folder
-    raise InputError(f"output_dir: expected a free name below {parent}, got 1000 taken ones; give --output_dir")
+    return folder

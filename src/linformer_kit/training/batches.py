@@ -71,7 +71,7 @@ class Batches:
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
         """Yield the batches of each update, without end."""
         keys: Any = self._keys_of_batches(start)
-        loader = iter(DataLoader(self._task.train_items, batch_sampler=keys, **self._loading))  # type: ignore[arg-type]
+        loader = iter(DataLoader(self._task.train_items, batch_sampler=keys, **self._loading))
         in_epoch, position = self.in_epoch, start
         while True:
             count = min(self._accumulation, in_epoch - position.batches)
@@ -105,7 +105,7 @@ def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple
     places += [range(0)] * (-len(places) % process.num_processes)
     mine = places[process.process_index :: process.num_processes]
     indices: Any = [list(rows) or [0] for rows in mine]
-    loader: DataLoader = DataLoader(task.validation_items, batch_sampler=indices, **_loading(task, settings))  # type: ignore[arg-type]
+    loader: DataLoader = DataLoader(task.validation_items, batch_sampler=indices, **_loading(task, settings))
     for batch, rows in zip(loader, mine, strict=True):
         yield batch, len(rows)
 

@@ -133,7 +133,6 @@ class Distillation(Task):
     Args: as of `Task`, and
         teacher: The teacher, with full attention; `model` is the student.
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
-        seed: Seed of the order.
         layerwise_steps: Number of first updates in which layers are trained independently.
     """
 
@@ -150,14 +149,14 @@ class Distillation(Task):
         layerwise_steps: int,
     ) -> None:
         collate = DataCollatorWithPadding(tokenizer)
-        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate, seed=seed)
         self.teacher = teacher.requires_grad_(False)
         self.student_attention = model.attention_names()
         self.teacher_attention = [layer.name for layer in attention_layers(teacher)]
         self.layerwise_steps = layerwise_steps
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
-        self._longest, self._seed = model.config.linformer["seq_len"], seed
+        self._longest = model.config.linformer["seq_len"]
         self._piece_length = piece_length
         self._special = (0, 0) if piece_length is None else special_tokens(tokenizer)
         self._layerwise = False
@@ -168,7 +167,7 @@ class Distillation(Task):
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         inputs = len(self.train_items)
-        return passage_keys(inputs, longest=self._longest, together=together, seed=self._seed, epoch=epoch)
+        return passage_keys(inputs, longest=self._longest, together=together, seed=self.seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:
         """Choose between layerwise and joint training."""
@@ -232,10 +231,3 @@ class Distillation(Task):
         if asked.sum():
             values["agreement"] = agreed.sum() / asked.sum()
         return {name: float(value) for name, value in values.items()}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        agreement = f", agreement {metrics['agreement']:.1%}" if "agreement" in metrics else ""
-        return (
-            f"validation loss {metrics['loss']:.4f}, error {metrics['error']:.4f}, "
-            f"cosine {metrics['cosine']:.4f}{agreement}"
-        )

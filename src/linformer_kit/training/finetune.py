@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,6 @@ class Classification(Task):
 
     Args: as of `Task`, and
         texts_in_update: Texts in an update over all processes; they have similar lengths.
-        seed: Seed of the order.
         metrics: Names of metrics of `scores`.
     """
 
@@ -211,15 +210,12 @@ class Classification(Task):
         metrics: Sequence[str],
     ) -> None:
         collate = DataCollatorWithPadding(tokenizer)
-        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
-        self._lengths = train.lengths
-        self._texts_in_update = texts_in_update
-        self._seed = seed
-        self._metrics = metrics
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate, seed=seed)
+        self._texts_in_update, self._metrics = texts_in_update, metrics
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         return grouped_by_length(
-            self._lengths, batch_size=self._texts_in_update, seed=self._seed, epoch=epoch, multiple=multiple
+            self.train_items.lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch, multiple=multiple
         )
 
     def labels(self, batch: Batch) -> Tensor:
@@ -238,7 +234,3 @@ class Classification(Task):
         answers = answers_of(logits, multi_label=targets.ndim == 2)
         values = scores(answers, targets, self._metrics, logits.shape[1])
         return {**values, "loss": float(losses(logits, targets).mean())}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in self._metrics)
-        return f"validation {shown}, loss {metrics['loss']:.3f}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,19 @@ from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import use_bf16
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
+from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.parallel.sharded import shard
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
-from linformer_kit.training.log import TrainingLog
-from linformer_kit.training.optimizer import HIGHEST_RATE, adamw
-from linformer_kit.training.process import StopRequest, seed_generators, stop_requests
-from linformer_kit.training.state import Plan, TrainingState, read_state
+from linformer_kit.training.process import seed_generators, stop_requests
+from linformer_kit.training.state import Plan, TrainingLog, TrainingState, read_state
 from linformer_kit.training.task import Batch, Task
 
 logger = logging.getLogger(__name__)
 
+# Names of parameters without weight decay, as in transformers.
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+_HIGHEST_RATE = "highest_lr"  # key of a group's peak learning rate
 _SCALER_KEYS = ("scale", "_growth_tracker")  # of the state of float16's loss scaling
 
 
@@ -67,8 +70,8 @@ class Training:
         self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
         process = PartialState()
         self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
-        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
-        self._dtype = torch.float16 if settings.fp16 else torch.bfloat16 if self.bf16 else None
+        bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
+        self.dtype = torch.float16 if settings.fp16 else torch.bfloat16 if bf16 else torch.float32
         # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.fp16)
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
@@ -83,7 +86,7 @@ class Training:
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
-        self._request = StopRequest()
+        self._signals: list[int] = []
         self.diverged: str | None = None  # where and why training diverged
 
     def run(self) -> None:
@@ -99,7 +102,7 @@ class Training:
             state, updates=plan.updates, unit=self.task.unit, folder=self.folder, report_to=self.settings.report_to
         )
         try:
-            with stop_requests() as self._request:
+            with stop_requests() as self._signals:
                 while True:
                     self._stop_if_asked()
                     if plan.evaluation_is_due(state):
@@ -143,7 +146,7 @@ class Training:
             self._scaler.update(self._scaler.get_scale())  # the same scale
         else:
             for group in self.optimizer.param_groups:
-                group["lr"] = group[HIGHEST_RATE] * share
+                group["lr"] = group[_HIGHEST_RATE] * share
             self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
             self._scaler.update()
             state.losses.append(mean)
@@ -194,12 +197,7 @@ class Training:
 
     def autocast(self) -> torch.autocast:
         """Context of mixed precision; disabled for float32."""
-        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
-
-    @property
-    def precision(self) -> str:
-        """The number format, for the log."""
-        return "float32" if self._dtype is None else f"{str(self._dtype).removeprefix('torch.')} mixed precision"
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     @property
     def skipped_updates(self) -> int:
@@ -244,7 +242,8 @@ class Training:
 
     def _evaluate(self) -> None:
         metrics = self.task.metrics(*self.measure())
-        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
+        shown = ", ".join(f"{name} {value:,.4f}" for name, value in metrics.items())
+        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, f"validation {shown}")
 
     def _save(self) -> None:
         """Save a checkpoint, unless the newest one has this state, and remove old ones."""
@@ -274,7 +273,7 @@ class Training:
 
     def _stop_if_asked(self) -> None:
         """After a signal to stop in any process, save a checkpoint and raise `Stopped` in all of them."""
-        signal = self._request.signal
+        signal = max(self._signals, default=0)
         if self.processes > 1:
             signal = int(self._reduced(torch.tensor(signal, device=self.device), torch.distributed.ReduceOp.MAX))
         if not signal:
@@ -301,6 +300,34 @@ def _distributed(task: Task, settings: TrainingSettings, process: PartialState) 
             find_unused_parameters=not task.uses_every_parameter,
         )
     return task
+
+
+def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW for a model, sharded or not: weight decay for all but biases and norms; E and F may have their own rate."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    own_rate = rate * settings.projection_learning_rate_factor
+    apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    undecayed = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    groups: list[dict[str, Any]] = [
+        {"params": [], "lr": rate, "weight_decay": decay},
+        {"params": [], "lr": rate, "weight_decay": 0.0},
+        {"params": [], "lr": own_rate, "weight_decay": decay},
+    ]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = id(parameter) not in undecayed and not _WITHOUT_DECAY.search(name)
+            groups[2 if decays and id(parameter) in apart else 0 if decays else 1]["params"].append(parameter)
+    groups = [group | {_HIGHEST_RATE: group["lr"]} for group in groups if group["params"]]
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    betas = settings.adam_beta1, settings.adam_beta2
+    return torch.optim.AdamW(groups, betas=betas, eps=settings.adam_epsilon, fused=not sharded, foreach=sharded)
+
+
+def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """E and F, W_P, and kernels of convolutions: the parameters of all projections."""
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    return [matrix for module in projections for matrix in module.parameters()]
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import default_collate
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from linformer_cli.errors import DivergedError, InputError, renamed
 from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
-from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
+from linformer_kit.data.masking import shuffled_blocks
 from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
     end_token_id,
@@ -101,7 +94,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         tokenizer,
         train=data.train,
         validation=data.validation,
-        seq_len=settings.model.max_position_embeddings,
+        collate=default_collate,
         seed=settings.seed,
     )
     training = run.train(task, _plan(settings), label=f"{model.config.attention} attention, {matrices} n → k matrices")
@@ -228,29 +221,17 @@ class MaskedLanguageModel(Task):
 
     The loss is the mean negative log-likelihood over all masked tokens, in nats; a mean of batch means would give more
     weight to tokens of batches with fewer masked tokens.
-
-    Args: as of `Task`, and `seq_len`, the tokens in a block, and the `seed` of the order.
     """
 
     unit = "tokens"
     uses_every_parameter = True
 
-    def __init__(
-        self,
-        model: LinformerForMaskedLM,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        train: MaskedBlocks,
-        validation: MaskedBlocks,
-        seq_len: int,
-        seed: int,
-    ) -> None:
-        super().__init__(model, tokenizer, train=train, validation=validation, collate=default_collate)  # type: ignore[arg-type]
-        self.size = seq_len
-        self._seed = seed
+    @property
+    def size(self) -> int:
+        return self.model.config.max_position_embeddings
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
-        return shuffled_blocks(len(self.train_items), seed=self._seed, epoch=epoch, multiple=multiple)
+        return shuffled_blocks(len(self.train_items), seed=self.seed, epoch=epoch, multiple=multiple)
 
     def labels(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED_LABEL).sum()
@@ -273,11 +254,8 @@ class MaskedLanguageModel(Task):
         return sums, (labels != IGNORED_LABEL).sum(dim=1)
 
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
-        return {"loss": float(sums.sum(dtype="float64") / counts.sum())}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        loss = metrics["loss"]
-        return f"validation loss {loss:.3f} nats, perplexity {math.exp(min(loss, 700)):,.1f}"
+        loss = float(sums.sum(dtype="float64") / counts.sum())
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

@@ -70,33 +70,24 @@ def _end() -> None:
         torch.distributed.destroy_process_group()
 
 
-class StopRequest:
-    """A request to stop.
-
-    Attributes:
-        signal: Number of the signal; 0: none was received.
-    """
-
-    signal = 0
-
-
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Record the signals as a request to stop instead of ending the process; a second Ctrl-C ends it as usual.
+def stop_requests() -> Iterator[list[int]]:
+    """Record the first signal to stop in a list, instead of ending the process; a second Ctrl-C ends it as usual.
 
     Launchers forward signals that their processes have received already, so repetitions within a second, and every
     further SIGTERM, are ignored. Signals that the process ignores, as background processes do, stay ignored. Outside
-    the main thread Python receives no signals, so the request is never set.
+    the main thread Python receives no signals, so the list stays empty.
     """
-    request, asked = StopRequest(), 0.0
+    received, asked = list[int](), 0.0
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield received
         return
 
     def record(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if not request.signal:
-            request.signal, asked = number, time.monotonic()
+        if not received:
+            received.append(number)
+            asked = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() > asked + _AGAIN_SECONDS:
             signal.signal(number, before[number])
             signal.raise_signal(number)
@@ -104,7 +95,7 @@ def stop_requests() -> Iterator[StopRequest]:
     handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, record) for number in handled}
     try:
-        yield request
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -31,10 +32,9 @@ from linformer_kit.files.runs import (
 )
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
-from linformer_kit.training.log import tracker_classes
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import start_processes
-from linformer_kit.training.state import Plan, read_state
+from linformer_kit.training.state import Plan, read_state, tracker_classes
 from linformer_kit.training.task import Task
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ class Run:
         checkpoint = _checkpoint_to_resume(self.folder) if self.settings.resume else None
         training = Training(task, self.settings, plan, self.folder, checkpoint=checkpoint)
         size = f"{task.model.num_parameters():,} parameters"
-        logger.info("%s, %s, %s, on %s", label, size, training.precision, self.process.device)
+        precision = str(training.dtype).removeprefix("torch.")
+        logger.info("%s, %s, %s, on %s", label, size, precision, self.process.device)
         try:
             training.run()
             losses = training.state.logged("eval_loss")
@@ -194,7 +195,7 @@ class Run:
             "skipped_updates": training.skipped_updates,
             "seconds": state.seconds,
             f"{training.task.unit}_per_second": training.log.rate,
-            "bf16": training.bf16,
+            "bf16": training.dtype == torch.bfloat16,
             "settings": without_local_paths(self.settings),
             "environment": environment(self.process.device),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,15 @@ class Task(nn.Module):
         train: Training items: a data set indexed by the keys of `order`.
         validation: Validation items, measured in this order.
         collate: Turns a list of items into a batch.
+        seed: Seed of the order.
 
     Attributes:
         unit: Unit of speed: tokens or texts.
-        size: Number of these units in a sequence.
         uses_every_parameter: Whether each loss has a gradient for every parameter; if not, DistributedDataParallel
             searches for unused parameters in each update.
     """
 
     unit = "texts"
-    size = 1
     uses_every_parameter = False
 
     def __init__(
@@ -39,8 +38,9 @@ class Task(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         *,
         train: Any,
-        validation: Sequence[Any],
+        validation: Any,
         collate: Callable[[list[Any]], Mapping[str, Tensor]],
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -48,6 +48,12 @@ class Task(nn.Module):
         self.train_items = train
         self.validation_items = validation
         self.collate = collate
+        self.seed = seed
+
+    @property
+    def size(self) -> int:
+        """Number of units in a sequence."""
+        return 1
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         """Keys of the training items of an epoch, counted from 0, a pure function of the task's seed and the epoch.
@@ -76,8 +82,4 @@ class Task(nn.Module):
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
         """Metrics from the measurements of all sequences, including `loss`."""
-        raise NotImplementedError
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        """Format the metrics for the log."""
         raise NotImplementedError
