@@ -19,16 +19,3 @@ from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import attention
 from linformer_kit.operator.kernels.windows import suits_embedding_bag, window_means
-
-__all__ = [
-    "Processor",
-    "apply_feed_forward",
-    "apply_linear",
-    "attention",
-    "compress",
-    "linear",
-    "plain",
-    "suits_embedding_bag",
-    "widened",
-    "window_means",
-]
