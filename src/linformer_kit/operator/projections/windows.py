@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import is_exporting
+from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.padding import padding_after, take_positions
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, Piece, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
@@ -35,15 +36,25 @@ class Windows(NamedTuple):
     def means(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots embed"]:
         """The mean of the real tokens in each window, summed in float32 or wider; 0 for a window without any.
 
-        As products with rows of ones, several times as fast as sums; ones become 2⁻ᶜ, so that no sum overflows.
+        As products with rows of ones, several times as fast as sums; ones become 2⁻ᶜ, so that no sum overflows. On a
+        CPU in inference in one pass by `embedding_bag`, except in float16, where its sums overflow: on AVX-512 with
+        bfloat16 a linearised MiniLM takes 1.1 to 1.2 times as long with products.
         """
-        if kernels.suits_embedding_bag(hidden):
-            return kernels.window_means(hidden, self.positions, self.real)
+        if not must_be_plain() and not needs_gradient(hidden) and is_ordinary(hidden) and hidden.dtype != torch.float16:
+            return self._means_in_one_pass(hidden)
         scale = 2.0 ** int(self.real.shape[2]).bit_length()
         ones = (self.real.to(hidden.dtype) / scale)[:, :, None]
         sums = kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
         count = self.real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))
         return (sums * (scale / count)).to(hidden.dtype)
+
+    def _means_in_one_pass(self, hidden: Tensor) -> Tensor:
+        batch, length, _ = hidden.shape
+        places = self.positions + length * torch.arange(batch, device=hidden.device)[:, None, None]
+        real = self.real.expand_as(places)
+        sizes = real.sum(dim=2).flatten()
+        means = F.embedding_bag(places[real], hidden.flatten(0, 1), sizes.cumsum(0) - sizes, mode="mean")
+        return means.unflatten(0, (batch, self.positions.shape[1]))
 
 
 class WindowProjection(SequenceProjection):
