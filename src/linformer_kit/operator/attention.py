@@ -9,7 +9,7 @@ plain code, one head and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
@@ -28,18 +28,12 @@ from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split
 class ProjectedAttention(nn.Module):
     """Attention over the slots of a projection, of right-padded sequences.
 
+    The arguments are those of `LinformerAttention`, which checks them, except:
+
     Args:
-        embed_dim: d_m, the width of inputs and output.
-        num_heads: h.
         projection: E and F, a module of its own or one that belongs to another module; `FullAttention` for equation 2.
         projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer
             slots; each call checks it.
-        dropout: Dropout on the context mapping during training.
-        bias: Whether the four linear maps have biases.
-        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, (E·X)·W + 1·b, as fairseq does; E and F
-            must then be linear, and the same for all heads.
-        sliding_window: w, the number of neighbouring tokens that each query attends to exactly; 0: none.
-        global_tokens: g, the number of tokens at the start that each query attends to exactly; 0: none.
     """
 
     def __init__(
@@ -164,7 +158,7 @@ class ProjectedAttention(nn.Module):
             seen = slice(None if self.sliding_window else first)
             tokens = (self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen]))
             near = Neighbours(*tokens, self.sliding_window, lengths)
-        rest = _lengths_after(lengths, first)
+        rest = _lengths_after(lengths, first) if first else lengths
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
 
@@ -176,7 +170,7 @@ class ProjectedAttention(nn.Module):
             key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
             return _slots_of(compressed, key_slots, value_slots, rest)
 
-        slots = Slots.for_heads(compress, dims)
+        slots = _of_all_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
@@ -223,7 +217,7 @@ def project_heads(
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    rest = _lengths_after(lengths, first)
+    rest = _lengths_after(lengths, first) if first else lengths
     keys, values = key[:, :, first:], value[:, :, first:]
     source = merge_heads(keys) if source is None else source
 
@@ -232,12 +226,17 @@ def project_heads(
         return _slots_of(compressed, compressed.key, compressed.value, rest)
 
     near = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(Slots.for_heads(compress, dims), near, first, declared)
+    return _with_tokens(_of_all_heads(compress, dims), near, first, declared)
+
+
+def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
+    """The slots of all heads; `compress` makes them for a k."""
+    return compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
     """The lengths of sequences without their first tokens."""
-    return (lengths - first).clamp(min=0) if first and lengths is not None else lengths
+    return None if lengths is None else (lengths - first).clamp(min=0)
 
 
 def _with_tokens(slots: Slots, near: Neighbours, first: int, projection: SequenceProjection) -> Slots:

@@ -55,15 +55,13 @@ class Slots(NamedTuple):
 
     @classmethod
     def for_heads(cls, compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-        """The slots of all heads; if heads differ in k, each has its own first slots, and the others are empty.
+        """The slots of heads with different k: each head has its own first slots, and the others are empty.
 
         Args:
             compress: Makes slots of all heads for a k.
             dims: k of each head.
         """
         by_number = {k: compress(k) for k in {*dims}}
-        if len(by_number) == 1:
-            return by_number[dims[0]]
         of_heads = [by_number[k] for k in dims]
         missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
         keys, values, empty, sizes = [], [], [], []
