@@ -71,7 +71,7 @@ LINEARIZED = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(["prefix"], LINEARIZED))
+@pytest.mark.parametrize("how", slow_but(["several blocks"], LINEARIZED))
 @pytest.mark.e2e
 def test_linearised_encoders(how, tmp_path):
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))

@@ -31,6 +31,8 @@ class Windows(NamedTuple):
 
     def of(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots window embed"]:
         """The tokens at the positions."""
+        if is_exporting():  # ONNX cannot take any from a text of global tokens only, which has no others
+            hidden = F.pad(hidden, (0, 0, 0, 1))
         return take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
 
     def means(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots embed"]:
@@ -104,7 +106,8 @@ class WindowProjection(SequenceProjection):
         edges = torch.arange(count + 1, device=real.device) * tiled // number
         edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
         positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
-        return Windows(positions.clamp(max=seq_len - 1), positions < edges[:, 1:, None])
+        last = seq_len if is_exporting() else seq_len - 1
+        return Windows(positions.clamp(max=last), positions < edges[:, 1:, None])
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         super().check_resize(seq_len, mode)
