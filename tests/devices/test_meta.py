@@ -127,7 +127,6 @@ def test_attention(projection):
         output, weights = attention(query, key, value, **arguments)
         assert weights is None or weights.device == META
         backward(output.sum(), attention)
-    attention.bias_order = "after_projection"
     backward(attention(key, key, key, mask)[0].sum(), attention)
 
 

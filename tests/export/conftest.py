@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import linformer_kit as lk
 from linformer_kit.export import onnx_file
-from linformer_kit.export.exportable import load
+from linformer_kit.export.exportable import Case, Exportable, Run, load, random_inputs
 from tests.conftest import SIZES, randomise, save_tokenizer
 
 LENGTH = SIZES["max_position_embeddings"]
@@ -32,6 +32,12 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 def linformer(class_name: str, folder: Path, **fields: object) -> Path:
     config = lk.LinformerConfig(**{**SIZES, "vocab_size": 53, "num_labels": 3, **fields})
     return save(getattr(lk, class_name)(config), folder)
+
+
+def check_limit(source: Exportable, run: Run) -> None:
+    """A file rejects one token more than its limit, even of padding, and the error names the limit."""
+    with pytest.raises(Exception, match=f"input longer than {source.limit} tokens"):
+        run(random_inputs(source, Case(2, source.limit + 1, "right")))
 
 
 @pytest.fixture(scope="session")

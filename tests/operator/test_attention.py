@@ -111,6 +111,10 @@ def test_calls_rejected(arguments, message):
         ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
         ({"projected_dim": None}, "projected_dim: expected 1 to 31 (the longest sequence), got None"),
         (
+            {"bias_order": "after_projection", "sharing": "none"},
+            "bias_order: expected before_projection, unless E and F",
+        ),
+        (
             {"projection": SHARED},
             "projection_initializer: expected None, since the projection module has them, got (31",
         ),

@@ -155,19 +155,17 @@ def test_what_is_attached_is_obeyed(sharing, attached, projection):
 @pytest.mark.parametrize(("projection", "attached"), [("linear", "lora"), ("mean_pool", "parametrized")])
 def test_the_bias_that_comes_later_is_what_the_map_gives_for_zero(attached, projection):
     """E·(X·W) + 1·b of the merged weights."""
-    for sharing in ("none", "headwise"):
-        layer = build(projection=projection, sharing=sharing, bias_order="after_projection")
-        ATTACHED[attached](layer)
-        merged = build(projection=projection, sharing=sharing, bias_order="after_projection")
-        merged.projection.load_state_dict(layer.projection.state_dict())
-        with torch.no_grad():
-            for name in MAPS:
-                called, plain = getattr(layer, name), getattr(merged, name)
-                plain.bias.copy_(called(torch.zeros(EMBED, dtype=torch.float64)))
-                plain.weight.copy_((called(torch.eye(EMBED, dtype=torch.float64)) - plain.bias).T)
-        for length in (N, 23, 5):
-            inputs = torch.randn(3, length, EMBED, dtype=torch.float64)
-            torch.testing.assert_close(layer(inputs, inputs, inputs)[0], merged(inputs, inputs, inputs)[0])
+    layer, merged = (build(projection=projection, bias_order="after_projection") for _ in range(2))
+    ATTACHED[attached](layer)
+    merged.projection.load_state_dict(layer.projection.state_dict())
+    with torch.no_grad():
+        for name in MAPS:
+            called, plain = getattr(layer, name), getattr(merged, name)
+            plain.bias.copy_(called(torch.zeros(EMBED, dtype=torch.float64)))
+            plain.weight.copy_((called(torch.eye(EMBED, dtype=torch.float64)) - plain.bias).T)
+    for length in (N, 23, 5):
+        inputs = torch.randn(3, length, EMBED, dtype=torch.float64)
+        torch.testing.assert_close(layer(inputs, inputs, inputs)[0], merged(inputs, inputs, inputs)[0])
 
 
 @pytest.mark.parametrize("projection", [*PROJECTIONS, None])

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
-from linformer_kit.operator import neighbours, padding
+from linformer_kit.operator import padding
 from linformer_kit.operator.padding import real_tokens_first
 from tests.conftest import SHARINGS, SIZES, shrink_blocks
 from tests.parallel.split_model import build, make_batch, run, split
@@ -29,9 +29,8 @@ pytestmark = pytest.mark.e2e
 KINDS: list[dict[str, Any]] = [
     {"sharing": "none"},
     {"sharing": "layerwise", "norm_first": True},
-    {"sharing": "none", "bias_order": "after_projection", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
-    {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
-    {"projection": "dynamic", "sharing": "none", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
+    {"bias_order": "after_projection"},
     {"projection": "random"},
     {"local_convolution": 5},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
@@ -101,15 +100,15 @@ def test_loss_and_every_gradient_equal_those_of_one_process(tmp_path):
 
 def random_fields(draw: random.Random) -> dict[str, Any]:
     """A model with a sliding window, whose pieces may be just as long as half the window."""
-    projection = draw.choice(["linear", "linear", "mean_pool", "random", "dynamic"])
+    projection, sharing = draw.choice(["linear", "linear", "random"]), draw.choice(SHARINGS)
     return {
         "sliding_window": draw.randint(1, 8),
         "max_position_embeddings": draw.choice([12, 13, 19, 37]),
         "local_convolution": draw.choice([0, 0, 3, 7]),
         "projection": projection,
-        "sharing": draw.choice(SHARINGS),
+        "sharing": sharing,
         "projected_dim": draw.choice([7, 7, [[7, 5, 7], [3, 3, 3]]]),
-        "bias_order": draw.choice(["before_projection", "after_projection"]),
+        "bias_order": f"{'before' if sharing == 'none' else draw.choice(['before', 'after'])}_projection",
     }
 
 
@@ -118,7 +117,6 @@ def check_windows(seed: int, cases: int) -> None:
     draw = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
         shrink_blocks(patched)
-        patched.setattr(neighbours, "_LEAST_ROWS", 3)
         for case in range(cases):
             fields = random_fields(draw)
             seq_len = draw.randint(1, fields["max_position_embeddings"])
@@ -291,7 +289,6 @@ def check_traffic() -> None:
     for fields, numbers in (
         ({"sharing": "headwise"}, 2 * k * (embed + 1)),
         ({"sharing": "none"}, 2 * k * embed),
-        ({"projection": "dynamic"}, k * (embed + 1)),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
         ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
@@ -306,14 +303,13 @@ def check_traffic() -> None:
                 loss.backward()
             both = [("allreduce_", batch * numbers * 8)]
             both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
-            softmax = [("allreduce_", batch * k * 8)] * (fields.get("projection") == "dynamic")
             # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
             near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]
             near *= fields.get("sliding_window") == 6
             sent, returned = near[rank : rank + 1], near[1 - rank : 2 - rank]
-            found, expected = sorted(forward.messages), [*both, *softmax, *softmax, *sent]
+            found, expected = sorted(forward.messages), [*both, *sent]
             assert found == sorted(expected * layers), (fields, found)
-            found, expected = sorted(backward.messages), [*both, *softmax, *returned]  # no maximum
+            found, expected = sorted(backward.messages), [*both, *returned]
             assert found == sorted(expected * layers), (fields, found)
 
 

@@ -48,14 +48,13 @@ class Head(NamedTuple):
 
 
 CLASSIFIER = Head(AutoModelForSequenceClassification, "a classifier", ("logits",), by_token=False)
-# The pooler's output is not exported: if the weights have no pooler, transformers initialises it at random.
-ENCODER = Head(AutoModel, "an encoder", ("last_hidden_state",))
 HEADS = (
     Head(AutoModelForMaskedLM, "a masked language model", ("logits",)),
     CLASSIFIER,
     Head(AutoModelForTokenClassification, "a classifier of tokens", ("logits",)),
     Head(AutoModelForQuestionAnswering, "a model that answers questions", ("start_logits", "end_logits")),
-    ENCODER,
+    # The pooler's output is not exported: if the weights have no pooler, transformers initialises it at random.
+    Head(AutoModel, "an encoder", ("last_hidden_state",)),
 )
 
 
@@ -155,19 +154,17 @@ def random_inputs(source: Exportable, case: Case) -> Arrays:
     return {name: inputs[name].astype(np.int64) for name in source.input_names}
 
 
-def difference(source: Exportable, inputs: Arrays, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
-    """Largest difference between two lists of outputs, without those at padded positions; NaN if an output is NaN."""
-    real = inputs["attention_mask"] == 1
-    pairs = [(a[real], b[real]) if source.head.by_token else (a, b) for a, b in zip(ours, theirs, strict=True)]
-    return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
-
-
 def differences(source: Exportable, run: Run, shapes: list[Case]) -> dict[Case, float]:
-    """The difference of an exported model from PyTorch for inputs of some shapes."""
+    """The largest difference of an exported model from PyTorch for inputs of some shapes, without padded positions.
+
+    NaN if an output is NaN.
+    """
     largest = {}
     for case in tqdm(shapes, desc="compare with PyTorch", unit=" shapes", dynamic_ncols=True, delay=2):
         inputs = random_inputs(source, case)
-        largest[case] = difference(source, inputs, run(inputs), source.run(inputs))
+        real = inputs["attention_mask"] == 1 if source.head.by_token else slice(None)
+        pairs = zip(run(inputs), source.run(inputs), strict=True)
+        largest[case] = max(float(np.abs(ours[real].astype(np.float64) - theirs[real]).max()) for ours, theirs in pairs)
     return largest
 
 

@@ -50,69 +50,10 @@ class LinformerLMHead(nn.Module):
         return self.decoder(self.layer_norm(self.activation(self.dense(hidden))))
 
 
-class LinformerForMaskedLM(LinformerPreTrainedModel):
-    """Masked language model.
+class LinformerWithHead(LinformerPreTrainedModel):
+    """What masked language models and classifiers have in common: an encoder, and one head over its hidden states."""
 
-    `logits` are `[batch, seq_len, vocab]` in training and evaluation, compiled or not. With `predicted_positions` the
-    head runs on these tokens only, and logits are `[predicted, vocab]`: training needs the labelled tokens only.
-    """
-
-    _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__(config)
-        self.linformer = LinformerModel(config)
-        self.lm_head = LinformerLMHead(config)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head.decoder = new_embeddings
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
-        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
-        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
-        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
-        labels: Int[Tensor, "batch seq_len"] | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        predicted_positions: Int[Tensor, " predicted"] | None = None,
-        **outputs: bool | None,
-    ) -> MaskedLMOutput:
-        """Predict tokens. Takes the arguments of `LinformerModel.forward`, and:
-
-        Args:
-            labels: Target tokens; -100 is ignored.
-            num_items_in_batch: Number of labelled tokens in all forward passes of one update.
-            predicted_positions: Tokens to run the head on, as indices into the flattened batch: token t of sequence s
-                is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
-                Default: all tokens.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.linformer(*inputs, **outputs, return_dict=True)
-        hidden = encoded.last_hidden_state
-        if predicted_positions is not None:
-            hidden = hidden.flatten(0, 1)[predicted_positions]
-            labels = None if labels is None else labels.flatten()[predicted_positions]
-        logits = self.lm_head(hidden)
-        loss = None if labels is None else _token_loss(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-
-
-def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
-    """Indices of the labelled tokens in the flattened batch, for `predicted_positions` of `LinformerForMaskedLM`."""
-    return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
-
-
-class LinformerClassifier(LinformerPreTrainedModel):
-    """What classifiers of sequences and of tokens have in common."""
-
-    output_class: type[SequenceClassifierOutput] | type[TokenClassifierOutput]
+    output_class: type[MaskedLMOutput] | type[SequenceClassifierOutput] | type[TokenClassifierOutput]
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -129,29 +70,75 @@ class LinformerClassifier(LinformerPreTrainedModel):
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        predicted_positions: Int[Tensor, " predicted"] | None = None,
         **outputs: bool | None,
-    ) -> SequenceClassifierOutput | TokenClassifierOutput:
-        """Classify. Takes the arguments of `LinformerModel.forward`, and:
+    ) -> MaskedLMOutput | SequenceClassifierOutput | TokenClassifierOutput:
+        """Predict. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            labels: For tokens: class ids `[batch, seq_len]`; -100 is ignored. For sequences: class ids `[batch]`, or
-                targets `[batch, num_labels]` (`[batch]` for one regression output).
+            labels: For tokens: target tokens or class ids `[batch, seq_len]`; -100 is ignored. For sequences: class ids
+                `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
             num_items_in_batch: Number of labels in all forward passes of one update.
+            predicted_positions: Tokens to run the head on, as indices into the flattened batch: token t of sequence s
+                is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
+                Default: all tokens. None for sequences.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
-        logits = self._logits(encoded.last_hidden_state, attention_mask)
+        hidden = encoded.last_hidden_state
+        if predicted_positions is not None:
+            if self.output_class is SequenceClassifierOutput:
+                raise InputError("predicted_positions: expected None for whole sequences, got a tensor")
+            hidden = hidden.flatten(0, 1)[predicted_positions]
+            labels = None if labels is None else labels.flatten()[predicted_positions]
+        logits = self._logits(hidden, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         return self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        return _token_loss(logits, labels, num_items_in_batch)
+    def _loss(
+        self, logits: Float[Tensor, "*tokens labels"], labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy of tokens; -100 marks tokens without a label."""
+        if labels.shape != logits.shape[:-1]:
+            raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
+        losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+        return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
-class LinformerForSequenceClassification(LinformerClassifier):
+class LinformerForMaskedLM(LinformerWithHead):
+    """Masked language model.
+
+    `logits` are `[batch, seq_len, vocab]` in training and evaluation, compiled or not. With `predicted_positions` the
+    head runs on these tokens only, and logits are `[predicted, vocab]`: training needs the labelled tokens only.
+    """
+
+    output_class = MaskedLMOutput
+    _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.lm_head = LinformerLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head.decoder = new_embeddings
+
+    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.lm_head(hidden)
+
+
+def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
+    """Indices of the labelled tokens in the flattened batch, for `predicted_positions` of `LinformerForMaskedLM`."""
+    return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
+
+
+class LinformerForSequenceClassification(LinformerWithHead):
     """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
 
     Without a problem_type it is inferred from the labels, as in transformers: one output is regression, integer labels
@@ -176,14 +163,14 @@ class LinformerForSequenceClassification(LinformerClassifier):
             of_classes = "single" if labels.dtype in (torch.long, torch.int) else "multi"
             self.config.problem_type = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
         if self.config.problem_type == "single_label_classification":
-            return _token_loss(logits, labels, num_items_in_batch)
+            return super()._loss(logits, labels, num_items_in_batch)
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
         logits = logits.float()
         losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
         return _mean(losses, losses.numel(), num_items_in_batch)
 
 
-class LinformerForTokenClassification(LinformerClassifier):
+class LinformerForTokenClassification(LinformerWithHead):
     """Classification of each token, as for named entities."""
 
     output_class = TokenClassifierOutput
@@ -236,16 +223,6 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         targets = (start_positions, end_positions)
         loss = self.loss_function(start_logits, end_logits, *targets, num_items_in_batch=num_items_in_batch)
         return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)
-
-
-def _token_loss(
-    logits: Float[Tensor, "*tokens labels"], labels: Int[Tensor, "*tokens"], num_items_in_batch: Tensor | int | None
-) -> Float[Tensor, ""]:
-    """Cross-entropy of tokens; -100 marks tokens without a label."""
-    if labels.shape != logits.shape[:-1]:
-        raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
-    losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
-    return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
 def _mean(losses: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:

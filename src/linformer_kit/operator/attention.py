@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced
 from linformer_kit.operator.neighbours import Neighbours
@@ -27,17 +28,12 @@ from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split
 class ProjectedAttention(nn.Module):
     """Attention over the slots of a projection, of right-padded sequences.
 
+    The arguments are those of `LinformerAttention`, which checks them, except:
+
     Args:
-        embed_dim: d_m, the width of inputs and output.
-        num_heads: h.
         projection: E and F, a module of its own or one that belongs to another module; `FullAttention` for equation 2.
         projected_dim: k, or one for each head; None: those of the projection. Set the attribute to run with fewer
             slots; each call checks it.
-        dropout: Dropout on the context mapping during training.
-        bias: Whether the four linear maps have biases.
-        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
-        sliding_window: w, the number of neighbouring tokens that each query attends to exactly; 0: none.
-        global_tokens: g, the number of tokens at the start that each query attends to exactly; 0: none.
     """
 
     def __init__(
@@ -54,6 +50,11 @@ class ProjectedAttention(nn.Module):
         global_tokens: int = 0,
     ) -> None:
         super().__init__()
+        if bias_order == "after_projection" and not isinstance(projection, FullAttention):
+            declared = projection.module if isinstance(projection, SharedProjection) else projection
+            if not (declared.commutes and declared.shared_by_heads):
+                expected = "before_projection, unless E and F are linear and the same for all heads"
+                raise InputError(f"bias_order: expected {expected}, got {bias_order}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -114,7 +115,16 @@ class ProjectedAttention(nn.Module):
         dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
             return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
-        return self._mapped_then_compressed(module, key, value, lengths)  # E·(X·W + m⊗b)
+        return project_heads(  # E·(X·W + m⊗b)
+            module,
+            self._mapped(self.k_proj, key),
+            self._mapped(self.v_proj, value),
+            lengths,
+            source=key[:, self.global_tokens :],
+            projected_dim=self.projected_dim,
+            sliding_window=self.sliding_window,
+            global_tokens=self.global_tokens,
+        )
 
     def attend(
         self,
@@ -132,12 +142,12 @@ class ProjectedAttention(nn.Module):
         """Whether (E·X)·W + (E·m)⊗b may and should replace E·(X·W + m⊗b): W then runs on k rows instead of n."""
         if projection.is_exact_for(seq_len, min(dims)) or not (projection.commutes and projection.shared_by_heads):
             return False
-        if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
-            return self.bias_order == "after_projection"  # a map of E·X by definition
-        # An exported program, and all processes of sequence parallelism, use one order for all lengths.
-        if is_exporting() or projection.piece is not None:
+        if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
-        return projection.windowed or seq_len > max(dims)
+        if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
+            return False
+        # An exported program, and all processes of sequence parallelism, use one order for all lengths.
+        return is_exporting() or projection.piece is not None or projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
         self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
@@ -145,8 +155,8 @@ class ProjectedAttention(nn.Module):
         """(E·X)·W + (E·m)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
         first, near = self.global_tokens, None
         if first or self.sliding_window:  # the tokens that queries see; no others are mapped
-            some = slice(None if self.sliding_window else first)
-            tokens = (self._mapped(self.k_proj, key[:, some]), self._mapped(self.v_proj, value[:, some]))
+            seen = slice(None if self.sliding_window else first)
+            tokens = (self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen]))
             near = Neighbours(*tokens, self.sliding_window, lengths)
         rest = _lengths_after(lengths, first) if first else lengths
         keys = key[:, None, first:]
@@ -162,25 +172,6 @@ class ProjectedAttention(nn.Module):
 
         slots = _of_all_heads(compress, dims)
         return slots if near is None else _with_tokens(slots, near, first, inside(projection))
-
-    def _mapped_then_compressed(
-        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None
-    ) -> Slots:
-        """E·(X·W + m⊗b); with the bias after the projection E·(X·W) + 1⊗b."""
-        biases: tuple[Tensor | None, Tensor | None] = (None, None)
-        if self.bias_order == "after_projection":
-            biases = (_bias(self.k_proj, key, self.num_heads), _bias(self.v_proj, key, self.num_heads))
-        return project_heads(
-            projection,
-            self._mapped(self.k_proj, key),
-            self._mapped(self.v_proj, value),
-            lengths,
-            source=key[:, self.global_tokens :],
-            projected_dim=self.projected_dim,
-            sliding_window=self.sliding_window,
-            global_tokens=self.global_tokens,
-            biases=biases,
-        )
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
         """X·W + 1·b of each token, by heads."""
@@ -207,7 +198,6 @@ def project_heads(
     projected_dim: int | Sequence[int] | None = None,
     sliding_window: int = 0,
     global_tokens: int = 0,
-    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Slots:
     """The slots E·(K·W_K) and F·(V·W_V) of keys and values that W_K and W_V have mapped already.
 
@@ -220,7 +210,6 @@ def project_heads(
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
-        biases: What keys and values contain that is to be added after the projection, `[heads, 1, head_dim]`.
     """
     declared, first = inside(projection), global_tokens
     dims = declared.checked_slots(projected_dim, key.shape[1])
@@ -229,17 +218,12 @@ def project_heads(
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
     rest = _lengths_after(lengths, first) if first else lengths
-    keys, values = (
-        tokens[:, :, first:] if bias is None else zero_padding(tokens[:, :, first:] - bias, rest)
-        for tokens, bias in zip((key, value), biases, strict=True)
-    )
+    keys, values = key[:, :, first:], value[:, :, first:]
     source = merge_heads(keys) if source is None else source
 
     def compress(slots: int) -> Slots:
-        compressed, (key_bias, value_bias) = projection(keys, values, rest, slots, source=source), biases
-        key_slots = compressed.key if key_bias is None else compressed.key + key_bias
-        value_slots = compressed.value if value_bias is None else compressed.value + value_bias
-        return _slots_of(compressed, key_slots, value_slots, rest)
+        compressed = projection(keys, values, rest, slots, source=source)
+        return _slots_of(compressed, compressed.key, compressed.value, rest)
 
     near = Neighbours(key, value, sliding_window, lengths)
     return _with_tokens(_of_all_heads(compress, dims), near, first, declared)
@@ -284,12 +268,6 @@ def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor
     # Not f(E·X) + (E·m - 1)⊗b: if E·m is small, b would be added with rounding errors and then subtracted again.
     mapped = kernels.linear(rows, linear.weight)
     return mapped + (sums[..., None] * linear.bias).to(mapped.dtype)
-
-
-def _bias(linear: nn.Module, like: Tensor, num_heads: int) -> Float[Tensor, "heads 1 head_dim"] | None:
-    """f(0), which is b, by heads; None if there is none."""
-    bias = linear.bias if is_affine(linear) else linear(like.new_zeros(1, 1, like.shape[-1]))[0, 0]
-    return None if bias is None else bias.view(num_heads, 1, -1).to(like.dtype)
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:

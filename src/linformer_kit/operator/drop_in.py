@@ -60,7 +60,8 @@ class LinformerAttention(ProjectedAttention):
             the default), or E and windows resampled to their length (`stretch`).
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
-        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
+        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, (E·X)·W + 1·b, as fairseq does; E and F
+            must then be linear, and the same for all heads.
         sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
             with the slots: the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it; 0: none, as in the paper.
             Queries must then be those of the same positions as the keys. A slot of a window of tokens counts only for

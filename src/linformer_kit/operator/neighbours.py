@@ -3,7 +3,7 @@
 Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none.
 Every sequence is right-padded.
 
-Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that any of them sees, rows + w - 1.
+Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that any of them sees, at least rows + w - 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from linformer_kit.operator.padding import of_samples, padding_after
 
 # Of some tensors, the last tokens of the piece before and the first of the piece after; how many of each.
 Exchange = Callable[[list[Tensor], int, int], tuple[list[Tensor], list[Tensor]]]
-_LEAST_ROWS = 32  # of a block: smaller products are slower than the tokens that they leave out
+_ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens
+_MOST_ROWS = 512  # with wide windows
+_ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
 
 
 class Neighbours(NamedTuple):
@@ -34,7 +36,6 @@ class Neighbours(NamedTuple):
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
-    offset: int = 0  # position of the first token, if these are a piece of a sequence
 
     @property
     def before(self) -> int:
@@ -60,7 +61,7 @@ class Neighbours(NamedTuple):
         )
         # Before a piece with tokens all are real.
         real = first + (length if self.lengths is None else self.lengths) + (after[2] != 0).sum((1, 2))
-        return self._replace(key=key, value=value, first=first, offset=offset - first, lengths=real)
+        return self._replace(key=key, value=value, first=first, lengths=real)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]
@@ -89,124 +90,118 @@ class Neighbours(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Queries in blocks of consecutive rows, each with the keys and values of all tokens that its rows see."""
+    """Queries in blocks of consecutive rows, each with its own columns: the slots, and all tokens that its rows see.
 
-    query: Float[Tensor, "batch heads blocks rows head_dim"]
-    key: Float[Tensor, "batch heads blocks seen head_dim"]
-    value: Float[Tensor, "batch heads blocks seen head_dim"]
-    sees: Bool[Tensor, "batch_or_1 blocks rows seen"]  # whether a row sees a token
-    # Logarithms of the shares of the first slots that are outside of the rows' windows.
-    unseen: Float[Tensor, "batch_or_1 heads_or_1 blocks rows first_slots"] | None
+    `parts` are the blocks of all sequences, one sequence after the other.
+    """
+
+    query: Float[Tensor, "parts heads rows head_dim"]
+    key: Float[Tensor, "parts heads columns head_dim"]
+    value: Float[Tensor, "parts heads columns head_dim"]
+    # What is added to the scores: -inf where a row does not see a column, and for a slot `log_unseen`.
+    bias: Float[Tensor, "parts heads_or_1 rows columns"]
+    window: int  # w
+    slots: int  # k
+    blocks: int  # of a sequence
     length: int  # number of queries; the last block is filled up
 
     @classmethod
     def of(
         cls,
         query: Float[Tensor, "batch heads query_len head_dim"],
+        key: Float[Tensor, "batch heads slots head_dim"],
+        value: Float[Tensor, "batch heads slots head_dim"],
+        mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
         neighbours: Neighbours,
-        rows: int | None = None,
-        seen: int | None = None,
+        bias_dtype: torch.dtype | None = None,
     ) -> Blocks:
         """Cut queries into blocks.
 
         Args:
-            query: The queries.
-            neighbours: The tokens around them.
-            rows: Rows of a block; None: about w.
-            seen: Tokens of a block, at least rows + w - 1, those that its rows see.
+            query: Queries, in the order of the neighbours.
+            key: Keys of the slots.
+            value: Values of the slots.
+            mask: `Slots.mask`.
+            neighbours: Keys and values of the tokens.
+            bias_dtype: Number format of the bias; None: that of the queries.
         """
-        length, device, is_compiling = query.shape[2], query.device, torch.compiler.is_compiling()
-        if rows is None:
-            rows = max(neighbours.window, _LEAST_ROWS)
-            rows = rows if is_compiling else max(1, min(rows, length))
-        seen = rows + neighbours.window - 1 if seen is None else seen
+        (batch, _, length, _), device, slots = query.shape, query.device, key.shape[2]
+        rows, columns = block_size(length, slots, neighbours.window)
         # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
-        count = (length + 2 * rows - 1) // rows if is_compiling else -(-length // rows)
-        starts = torch.arange(count, device=device) * rows
-        row = starts[:, None] + torch.arange(rows, device=device) + neighbours.first
-        start = neighbours.first - neighbours.before
-        token = starts[:, None] + torch.arange(seen, device=device) + start
+        count = (length + 2 * rows - 1) // rows if torch.compiler.is_compiling() else -(-length // rows)
+        starts = torch.arange(count, device=device)[:, None] * rows
+        row = starts + torch.arange(rows, device=device) + neighbours.first
+        start, seen = neighbours.first - neighbours.before, columns - slots
+        token = starts + torch.arange(seen, device=device) + start
         first, after = (end[..., None] for end in neighbours.seen_by(row))
-        unseen = None
+        dtype = bias_dtype or query.dtype
+        is_hidden = (token[:, None] < first) | (token[:, None] >= after)
+        of_tokens = torch.zeros(is_hidden.shape, dtype=dtype, device=device).masked_fill(is_hidden, -math.inf)
+        of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
         if neighbours.edges is not None:
             edges = neighbours.edges[:, :, None, None]
-            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=query.dtype)
+            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=dtype)
+            of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))
+        if mask is not None:
+            of_slots = of_slots.masked_fill(~mask[:, :, None], -math.inf)
+        heads = of_slots.shape[1]
+        parts = [part.expand(batch, heads, count, rows, -1) for part in (of_slots, of_tokens[:, None])]
+
+        def with_slots(of_slots: Tensor, tokens: Tensor) -> Tensor:
+            shared = of_slots.transpose(1, 2)[:, None].expand(-1, count, -1, -1, -1)
+            return torch.cat([shared, _cut(tokens, start, rows, seen, count)], dim=2).flatten(0, 1).transpose(1, 2)
+
         return cls(
-            _cut(query, 0, rows, rows, count),
-            _cut(neighbours.key, start, rows, seen, count),
-            _cut(neighbours.value, start, rows, seen, count),
-            (token[:, None, :] >= first) & (token[:, None, :] < after),
-            unseen,
+            _cut(query, 0, rows, rows, count).flatten(0, 1).transpose(1, 2),
+            with_slots(key, neighbours.key),
+            with_slots(value, neighbours.value),
+            torch.cat(parts, dim=-1).transpose(1, 2).flatten(0, 1),
+            neighbours.window,
+            slots,
+            count,
             length,
         )
 
-    def weights(
-        self,
-        key: Float[Tensor, "batch heads slots head_dim"],
-        mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
-    ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
-        """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
-        query = self.query * self.query.shape[-1] ** -0.5
-        of_slots = (query.flatten(2, 3) @ key.transpose(-2, -1)).unflatten(2, query.shape[2:4])
-        scores = torch.cat([of_slots, _products(query, self.key.transpose(-2, -1))], dim=-1)
-        weights = (scores + self.bias(mask, key.shape[2], scores.dtype)).softmax(dim=-1)
-        return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
+    def joined(self, blocks: Shaped[Tensor, "parts heads rows last"]) -> Shaped[Tensor, "batch queries heads last"]:
+        """Rows of all blocks of a sequence, one after the other."""
+        rows = blocks.transpose(1, 2).unflatten(0, (-1, self.blocks)).flatten(1, 2)
+        if torch.compiler.is_compiling():  # a slice would compare the length with that of the blocks
+            return rows.index_select(1, torch.arange(self.length, device=rows.device))
+        return rows[:, : self.length]
+
+    def weights(self) -> Float[Tensor, "batch heads queries slots_and_window"]:
+        """P̄: the weights of the slots, and then of each neighbour of the query."""
+        scores = self.query @ self.key.transpose(-2, -1) * self.query.shape[-1] ** -0.5
+        weights = (scores + self.bias).softmax(dim=-1)
+        of_slots, of_seen = weights[..., : self.slots], weights[..., self.slots :]
+        of_window = of_seen.gather(-1, self._columns().expand(*of_seen.shape[:-1], -1))
+        return self.joined(torch.cat([of_slots, of_window], dim=-1)).transpose(1, 2)
 
     def product(
-        self,
-        of_slots: Float[Tensor, "batch heads blocks rows slots"],
-        of_seen: Float[Tensor, "batch heads blocks rows seen"],
-        value: Float[Tensor, "batch heads slots head_dim"],
+        self, weights: Float[Tensor, "batch heads queries slots_and_window"]
     ) -> Float[Tensor, "batch heads queries head_dim"]:
-        """The weighted sum of the values of slots and tokens."""
-        return self.joined((of_slots.flatten(2, 3) @ value).view_as(self.query) + _products(of_seen, self.value))
-
-    def joined(
-        self, blocks: Shaped[Tensor, "batch heads blocks rows last"]
-    ) -> Shaped[Tensor, "batch heads queries last"]:
-        """Rows of all blocks, one after the other."""
-        rows = blocks.flatten(2, 3)
-        if torch.compiler.is_compiling():  # a slice would compare the length with that of the blocks
-            return rows.index_select(2, torch.arange(self.length, device=rows.device))
-        return rows[:, :, : self.length]
-
-    def cut(self, rows: Shaped[Tensor, "batch heads queries last"]) -> Shaped[Tensor, "batch heads blocks rows last"]:
-        """The inverse of `joined`; the last block is filled up."""
-        blocks, count = self.query.shape[2:4]
-        return _cut(rows, 0, count, count, blocks)
-
-    def bias(
-        self, mask: Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None, slots: int, dtype: torch.dtype
-    ) -> Float[Tensor, "... blocks rows columns"]:
-        """What is added to the scores of slots and tokens: -inf where they are not seen, and `unseen`."""
-        of_tokens = torch.zeros(self.sees.shape, dtype=dtype, device=self.sees.device)
-        of_tokens = of_tokens.where(self.sees, -math.inf)[:, None]
-        of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=self.sees.device)
-        if self.unseen is not None:
-            of_slots = F.pad(self.unseen.to(dtype), (0, slots - self.unseen.shape[-1]))
-        if mask is not None:
-            of_slots = of_slots.where(mask[:, :, None], -math.inf)
-        shape = torch.broadcast_shapes(of_slots.shape[:-1], of_tokens.shape[:-1])
-        return torch.cat([part.expand(*shape, -1) for part in (of_slots, of_tokens)], dim=-1)
-
-    def by_neighbour(
-        self, of_seen: Float[Tensor, "batch heads blocks rows seen"]
-    ) -> Float[Tensor, "batch heads blocks rows window"]:
-        """From one column for each token of the block to one for each neighbour of the row."""
-        return of_seen.gather(-1, self._columns().expand(*of_seen.shape[:-1], -1))
-
-    def by_token(
-        self, of_window: Float[Tensor, "batch heads blocks rows window"]
-    ) -> Float[Tensor, "batch heads blocks rows seen"]:
-        """The inverse of `by_neighbour`; zero, also in gradients, for tokens that a row does not see."""
-        zeros = of_window.new_zeros(*of_window.shape[:-1], self.key.shape[3])
+        """The product of P̄ with the values."""
+        rows = self.query.shape[2]
+        blocks = _cut(weights, 0, rows, rows, self.blocks).flatten(0, 1).transpose(1, 2)
+        of_slots, of_window = blocks[..., : self.slots], blocks[..., self.slots :]
+        zeros = of_window.new_zeros(*of_window.shape[:-1], self.key.shape[2] - self.slots)
         of_seen = zeros.scatter(-1, self._columns().expand(of_window.shape), of_window)
-        return of_seen.masked_fill(~self.sees[:, None], 0.0)
+        # Zero, also in gradients, for tokens that a row does not see.
+        of_seen = of_seen.masked_fill(self.bias[..., self.slots :] == -math.inf, 0.0)
+        return self.joined(torch.cat([of_slots, of_seen], dim=-1) @ self.value).transpose(1, 2)
 
     def _columns(self) -> Int[Tensor, "rows window"]:
-        rows, seen = self.query.shape[3], self.key.shape[3]
-        first = torch.arange(rows, device=self.key.device)
-        return first[:, None] + torch.arange(seen - rows + 1, device=self.key.device)
+        """The columns, after the slots, of the neighbours of each row."""
+        first = torch.arange(self.query.shape[2], device=self.key.device)
+        return first[:, None] + torch.arange(self.window, device=self.key.device)
+
+
+def block_size(length: int, slots: int, window: int) -> tuple[int, int]:
+    """The number of rows of a block, and of its columns."""
+    rows = max(_ROWS, min(window, _MOST_ROWS))
+    if not torch.compiler.is_compiling():
+        rows = max(1, min(rows, length))
+    return rows, (slots + rows + window - 2 + _ALIGNED) // _ALIGNED * _ALIGNED
 
 
 def log_unseen(
@@ -227,24 +222,18 @@ def log_unseen(
     return ((count - both).to(wide).log() - count.to(wide).log()).to(dtype)
 
 
-def _products(
-    left: Float[Tensor, "batch heads blocks rows inner"], right: Float[Tensor, "batch heads blocks inner columns"]
-) -> Float[Tensor, "batch heads blocks rows columns"]:
-    """The product of each block; in one axis, since `@` with three would compare their numbers when traced."""
-    return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
-
-
 def _cut(
     tokens: Shaped[Tensor, "batch heads seq_len last"], start: int, step: int, size: int, count: int
-) -> Shaped[Tensor, "batch heads blocks size last"]:
+) -> Shaped[Tensor, "batch {count} {size} heads last"]:
     """Blocks of tokens: number i has those from start + i·step on; beyond the ends, any finite numbers."""
-    length = tokens.shape[2]
+    tokens = tokens.transpose(1, 2)  # in memory, positions come before heads
+    length = tokens.shape[1]
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         first = start + torch.arange(count, device=tokens.device)[:, None] * step
         positions = (first + torch.arange(size, device=tokens.device)).clamp(0, length - 1)
-        return tokens.index_select(2, positions.flatten()).unflatten(2, tuple(positions.shape))
+        return tokens.index_select(1, positions.flatten()).unflatten(1, tuple(positions.shape))
     end = start + (count - 1) * step + size
-    part = tokens[:, :, max(0, start) : end].transpose(1, 2)  # in memory, positions come before heads
+    part = tokens[:, max(0, start) : end]
     if (before := max(0, -start)) or end > length:
         part = F.pad(part, (0, 0, 0, 0, before, max(0, end - length)))
-    return part.unfold(1, size, step).permute(0, 2, 1, 4, 3)
+    return part.unfold(1, size, step).permute(0, 1, 4, 2, 3)

@@ -78,7 +78,7 @@ class Slots(NamedTuple):
     def with_neighbours(self, neighbours: Neighbours) -> Slots:
         """Let queries see tokens besides the slots; slots of `sizes` then count for the rest of their tokens only."""
         if self.sizes is not None:
-            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)) - neighbours.offset)
+            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)))
         return self._replace(neighbours=neighbours)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
@@ -129,30 +129,12 @@ def attend_slots(
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
     """
     near = slots.neighbours
-    if need_weights:
-        blocks = None if near is None else Blocks.of(query, near)
-        weights = _mapping(query, slots, blocks)
-        return _product(F.dropout(weights, dropout), slots, blocks), weights
-    return kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout), None
-
-
-def _mapping(query: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
-    """P̄: the weights of the slots, then of the neighbours of each query."""
-    if blocks is None:
-        return _softmax(query, slots.key, slots.mask)
-    of_slots, of_seen = blocks.weights(slots.key, slots.mask)
-    return blocks.joined(torch.cat([of_slots, blocks.by_neighbour(of_seen)], dim=-1))
-
-
-def _product(weights: Tensor, slots: Slots, blocks: Blocks | None) -> Tensor:
-    """The product of P̄ with the values."""
-    if blocks is None:
-        return weights @ slots.value
-    number = slots.key.shape[2]
-    of_slots, of_neighbours = weights[..., :number], weights[..., number:]
-    return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(of_neighbours)), slots.value)
-
-
-def _softmax(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)
+    if not need_weights:
+        return kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout), None
+    if near is not None:
+        blocks = Blocks.of(query, slots.key, slots.value, slots.mask, near)
+        weights = blocks.weights()
+        return blocks.product(F.dropout(weights, dropout)), weights
+    scores = query @ slots.key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    weights = (scores if slots.mask is None else scores.masked_fill(~slots.mask, -math.inf)).softmax(dim=-1)
+    return F.dropout(weights, dropout) @ slots.value, weights

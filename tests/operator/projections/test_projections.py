@@ -10,6 +10,7 @@ import torch
 
 from linformer_cli.settings import Projection
 from linformer_kit import InputError, MeanPoolProjection, RandomProjection
+from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
 from linformer_kit.operator.slots import split_heads
@@ -30,6 +31,28 @@ def test_random_entries_have_variance_one_over_k():
 def test_means_of_large_numbers_do_not_overflow():
     hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
     assert torch.equal(MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5).means(hidden), hidden[:, :5])
+
+
+@pytest.mark.parametrize("lengths", [None, [37, 4, 0]])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 1e-2)])
+def test_means_are_those_of_sums_in_one_pass_and_by_products(dtype, tolerance, lengths, monkeypatch):
+    hidden = torch.randn(3, 40, 11).to(dtype)[:, 1:-2]  # the batch is not contiguous
+    given = None if lengths is None else torch.tensor(lengths)
+    windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, given, 5)
+    rows = zip(hidden, windows.positions.expand(3, -1, -1), windows.real.expand(3, -1, -1), strict=True)
+    expected = [
+        torch.stack([text[at[kept]].double().sum(0) / max(1, int(kept.sum())) for at, kept in zip(*row, strict=True)])
+        for text, *row in rows
+    ]
+    in_one_pass = windows.means(hidden)
+    monkeypatch.setattr(torch.nn.functional, "embedding_bag", None)  # calling it would fail
+    with kernels.plain():
+        products = windows.means(hidden)
+    for means in (in_one_pass, products):
+        assert means.dtype == dtype
+        torch.testing.assert_close(means.double(), torch.stack(expected), rtol=tolerance, atol=tolerance)
+    with pytest.raises(TypeError):
+        windows.means(hidden)
 
 
 def test_kernels_start_as_scaled_means():

@@ -8,7 +8,6 @@ uses the plain operations, and so does code within `plain()`.
     apply_feed_forward                two linear modules with GELU between them
     widened                           other products, in float32 where the processor has nothing better
     attention                         attention over few keys and a sliding window of tokens
-    window_means                      means of the tokens in windows, where suits_embedding_bag says so
     plain                             a context that disables these kernels
 
 Axes as in `slots`.
@@ -18,17 +17,3 @@ from linformer_kit.operator.conditions import plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import attention
-from linformer_kit.operator.kernels.windows import suits_embedding_bag, window_means
-
-__all__ = [
-    "Processor",
-    "apply_feed_forward",
-    "apply_linear",
-    "attention",
-    "compress",
-    "linear",
-    "plain",
-    "suits_embedding_bag",
-    "widened",
-    "window_means",
-]

@@ -7,7 +7,7 @@ the slowest core, which costs most where other processes use the cores too.
 
 Products gain a quarter of a layer on AVX-512 with bfloat16, whose instructions flash attention does not use; parts with
 neighbours gain up to 1.4 times on AVX2 in float32, and 2.6 times in a MiniLM on a GPU, where the plain operations keep
-the scores (docs/speed.md). The plain operations are `F.scaled_dot_product_attention` and `neighbours.Blocks`.
+the scores (docs/speed.md). The plain operation is `F.scaled_dot_product_attention` of all rows at once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ from torch.utils.checkpoint import checkpoint
 from linformer_kit.operator.conditions import is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.products import widened, widens
-from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.neighbours import Blocks, Neighbours, block_size
 from linformer_kit.operator.padding import of_samples
 
 _SCORES = 3 << 20  # elements of P̄ of one part by products
 _COLUMNS = 6 << 20  # elements of the keys of one part by flash attention; larger tensors get new memory each time
 _COLUMNS_ON_GPU = 1 << 28
-_ROWS = 128  # of a block of queries with neighbours; all of them are multiplied with rows + w - 1 tokens
-_MOST_ROWS = 512  # with wide windows
-_ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
 
 
 def attention(
@@ -60,9 +57,8 @@ def attention(
     tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
     on_cpu = _runs_on("cpu", tensors) and 0 <= dropout < 1
     if neighbours is not None and not (on_cpu or _runs_on("cuda", tensors)):
-        plain = Blocks.of(query, neighbours)
-        of_slots, of_seen = (F.dropout(part, dropout) for part in plain.weights(key, mask))
-        return plain.product(of_slots, of_seen, value)
+        whole = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
+        return _attend(whole, False, query, key, value, mask, neighbours).transpose(1, 2)
     by_products = on_cpu and _prefers_products(query, neighbours, dropout)
     if neighbours is None and not by_products:
         return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
@@ -111,18 +107,12 @@ def _prefers_products(query: Tensor, neighbours: Neighbours | None, dropout: flo
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
     """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
     _, heads, length, head_dim = query.shape
-    block_rows, columns = (1, slots) if neighbours is None else _block_size(length, slots, neighbours.window)
+    block_rows, columns = (1, slots) if neighbours is None else block_size(length, slots, neighbours.window)
     keys = _COLUMNS if query.device.type == "cpu" else _COLUMNS_ON_GPU
     most = (_SCORES if by_products else keys * block_rows // head_dim) // (heads * columns)
     parts = -(-length // max(block_rows, most))
     rows = -(-length // max(1, parts) // block_rows) * block_rows
     return max(1, most // max(1, length)), max(1, rows)
-
-
-def _block_size(length: int, slots: int, window: int) -> tuple[int, int]:
-    """The number of rows of a block, and of its columns."""
-    rows = max(1, min(length, max(_ROWS, min(window, _MOST_ROWS))))
-    return rows, -(-(slots + rows + window - 1) // _ALIGNED) * _ALIGNED
 
 
 def _attend(
@@ -140,29 +130,13 @@ def _attend(
     """
     if neighbours is None:
         return function(query, key, value, mask).transpose(1, 2)
-    given, slots = query.dtype, key.shape[2]
+    given = query.dtype
     dtype = torch.float32 if widens(query) else given
     query, key, value = (each.to(dtype) for each in (query, key, value))
     neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
-    rows, columns = _block_size(query.shape[2], slots, neighbours.window)
-    near = Blocks.of(query, neighbours, rows=rows, seen=columns - slots)
-    bias = near.bias(mask, slots, torch.promote_types(dtype, torch.float32) if wide_bias else dtype)
-    bias = _blocks_first(bias.expand(len(query), -1, -1, -1, -1))
-    context = function(_blocks_first(near.query), _columns(key, near.key), _columns(value, near.value), bias)
-    context = context.transpose(1, 2).unflatten(0, (-1, near.query.shape[2])).flatten(1, 2)
-    return context[:, : near.length].to(given)
-
-
-def _columns(slots: Tensor, tokens: Tensor) -> Tensor:
-    """The slots, and the tokens of each block, `[samples · blocks, heads, columns, head_dim]`."""
-    of_blocks = tokens.permute(0, 2, 3, 1, 4)
-    shared = slots.transpose(1, 2)[:, None].expand(-1, of_blocks.shape[1], -1, -1, -1)
-    return torch.cat([shared, of_blocks], dim=2).flatten(0, 1).transpose(1, 2)
-
-
-def _blocks_first(of_blocks: Tensor) -> Tensor:
-    """From `[samples, heads, blocks, …]` to `[samples · blocks, heads, …]`."""
-    return of_blocks.transpose(1, 2).flatten(0, 1)
+    bias_dtype = torch.promote_types(dtype, torch.float32) if wide_bias else dtype
+    blocks = Blocks.of(query, key, value, mask, neighbours, bias_dtype)
+    return blocks.joined(function(blocks.query, blocks.key, blocks.value, blocks.bias)).to(given)
 
 
 def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:

@@ -41,26 +41,6 @@ from linformer_kit.operator.projections.dynamic import DynamicProjection
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
 from linformer_kit.operator.projections.windows import ConvProjection, MaxPoolProjection, MeanPoolProjection
 
-__all__ = [
-    "BIAS_ORDERS",
-    "PROJECTIONS",
-    "SHARINGS",
-    "SHORTER_INPUTS",
-    "Compressed",
-    "ConvProjection",
-    "DynamicProjection",
-    "FullAttention",
-    "LinearProjection",
-    "MaxPoolProjection",
-    "MeanPoolProjection",
-    "Piece",
-    "RandomProjection",
-    "SequenceProjection",
-    "SharedProjection",
-    "build_projection",
-    "inside",
-]
-
 PROJECTIONS: dict[str, type[SequenceProjection]] = {
     "linear": LinearProjection,
     "mean_pool": MeanPoolProjection,
