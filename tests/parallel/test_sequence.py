@@ -31,6 +31,8 @@ KINDS: list[dict[str, Any]] = [
     {"sharing": "layerwise", "norm_first": True},
     {"sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"bias_order": "after_projection"},
+    {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"projection": "dynamic", "sharing": "none", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "random"},
     {"local_convolution": 5},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
@@ -100,7 +102,7 @@ def test_loss_and_every_gradient_equal_those_of_one_process(tmp_path):
 
 def random_fields(draw: random.Random) -> dict[str, Any]:
     """A model with a sliding window, whose pieces may be just as long as half the window."""
-    projection, sharing = draw.choice(["linear", "linear", "random"]), draw.choice(SHARINGS)
+    projection, sharing = draw.choice(["linear", "linear", "mean_pool", "random", "dynamic"]), draw.choice(SHARINGS)
     return {
         "sliding_window": draw.randint(1, 8),
         "max_position_embeddings": draw.choice([12, 13, 19, 37]),
@@ -289,6 +291,7 @@ def check_traffic() -> None:
     for fields, numbers in (
         ({"sharing": "headwise"}, 2 * k * (embed + 1)),
         ({"sharing": "none"}, 2 * k * embed),
+        ({"projection": "dynamic"}, k * (embed + 1)),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
         ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
@@ -303,13 +306,14 @@ def check_traffic() -> None:
                 loss.backward()
             both = [("allreduce_", batch * numbers * 8)]
             both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
+            softmax = [("allreduce_", batch * k * 8)] * (fields.get("projection") == "dynamic")
             # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
             near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]
             near *= fields.get("sliding_window") == 6
             sent, returned = near[rank : rank + 1], near[1 - rank : 2 - rank]
-            found, expected = sorted(forward.messages), [*both, *sent]
+            found, expected = sorted(forward.messages), [*both, *softmax, *softmax, *sent]
             assert found == sorted(expected * layers), (fields, found)
-            found, expected = sorted(backward.messages), [*both, *returned]
+            found, expected = sorted(backward.messages), [*both, *softmax, *returned]  # no maximum
             assert found == sorted(expected * layers), (fields, found)
 
 

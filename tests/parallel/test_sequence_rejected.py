@@ -16,8 +16,8 @@ pytestmark = pytest.mark.e2e
 def check_errors() -> None:
     mesh = init_device_mesh("cpu", (2,))
     for fields, message in (
-        ({"attention": "full"}, "projection: expected linear or random, .*, got full attention"),
-        ({"projection": "dynamic"}, "projection: expected linear or random, .*, got dynamic"),
+        ({"attention": "full"}, "projection: expected linear, .*, got full attention"),
+        ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
         ({"global_tokens": 5}, "global_tokens: expected 0 in sequence parallel, got 5"),
         (

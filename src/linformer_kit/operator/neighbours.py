@@ -36,6 +36,7 @@ class Neighbours(NamedTuple):
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
+    offset: int = 0  # position of the first token, if these are a piece of a sequence
 
     @property
     def before(self) -> int:
@@ -61,7 +62,7 @@ class Neighbours(NamedTuple):
         )
         # Before a piece with tokens all are real.
         real = first + (length if self.lengths is None else self.lengths) + (after[2] != 0).sum((1, 2))
-        return self._replace(key=key, value=value, first=first, lengths=real)
+        return self._replace(key=key, value=value, first=first, offset=offset - first, lengths=real)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]

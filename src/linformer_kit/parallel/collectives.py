@@ -19,6 +19,13 @@ def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
     return _unpacked(_Sum.apply(_packed(parts), group), parts)
 
 
+def most(tensor: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    """The elementwise maximum over the processes; without gradients."""
+    largest = tensor.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return largest
+
+
 def exchange(
     parts: list[Tensor], before: int, after: int, *, group: dist.ProcessGroup
 ) -> tuple[list[Tensor], list[Tensor]]:

@@ -37,7 +37,7 @@ from linformer_kit.models.heads import (
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_mask
 from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
-from linformer_kit.parallel.collectives import add, exchange, of_all
+from linformer_kit.parallel.collectives import add, exchange, most, of_all
 
 SEQUENCE_DIMENSION = "sequence"
 
@@ -69,9 +69,9 @@ class SequenceParallel:
         mesh: A mesh of one dimension, or one with a dimension named `sequence`.
 
     Raises:
-        InputError: for a model whose slots are not E·X with a column of E for each position: `attention="full"`,
-            projections other than `linear` and `random`, `shorter_input="stretch"`; for `global_tokens`; for question
-            answering, whose loss is over all positions; for too many processes; for a model split already.
+        InputError: for a model whose slots are not sums over positions or depend on the length of the text:
+            `attention="full"`, projections `max_pool` and `conv`, `shorter_input="stretch"`; for `global_tokens`; for
+            question answering, whose loss is over all positions; for too many processes; for a model split already.
     """
 
     def __init__(self, model: LinformerPreTrainedModel, mesh: DeviceMesh) -> None:
@@ -220,6 +220,7 @@ class SequenceParallel:
         piece = Piece(
             self.positions,
             add=functools.partial(add, group=self.group),
+            most=functools.partial(most, group=self.group),
             exchange=functools.partial(exchange, group=self.group),
         )
         for module in self.model.modules():
@@ -287,8 +288,8 @@ def _check_model(model: nn.Module, ranks: int) -> None:
         raise InputError(f"global_tokens: expected 0 in sequence parallel, got {config.global_tokens}")
     if any(projection.piece is not None for projection in projections):
         raise InputError("model: expected a whole one, got one that is split already")
-    if not all(projection.of_positions() for projection in projections):
-        expected = "linear or random, which have a column for each position"
+    if config.attention == "full" or not all(projection.supports_sequence_parallel for projection in projections):
+        expected = "linear, mean_pool, random or dynamic, whose slots are sums over positions"
         got = config.projection if config.attention == "linformer" else "full attention"
         raise InputError(f"projection: expected {expected}, got {got}")
     if any(projection.stretches and projection.shorter_input == "stretch" for projection in projections):

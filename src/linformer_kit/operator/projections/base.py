@@ -43,6 +43,7 @@ class Piece(NamedTuple):
 
     positions: slice  # this process's part of the n positions
     add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
+    most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
     exchange: Exchange  # tokens of the pieces before and after this one, if pieces are consecutive positions
 
 
@@ -69,6 +70,7 @@ class SequenceProjection(nn.Module):
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
+    supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     shared_by_heads = True  # whether all heads have the same E and F
     piece: Piece | None = None  # None: this process has the whole sequence
 
@@ -236,10 +238,7 @@ class SequenceProjection(nn.Module):
         raise NotImplementedError
 
     def of_positions(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name that have a column for each position, on their last axis.
-
-        With any, slots are sums over positions, which processes can split.
-        """
+        """Parameters and buffers by name that have a column for each position, on their last axis."""
         return {}
 
     def _check_length(self, seq_len: int) -> None:

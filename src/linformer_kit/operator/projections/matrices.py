@@ -27,6 +27,7 @@ class MatrixProjection(SequenceProjection):
     """E and F are matrices: learned, fixed, or computed from the tokens. A subclass writes `matrices`."""
 
     commutes = True
+    supports_sequence_parallel = True
 
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int

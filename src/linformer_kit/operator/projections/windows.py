@@ -17,8 +17,8 @@ from torch import Tensor
 from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
-from linformer_kit.operator.padding import take_positions
-from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
+from linformer_kit.operator.padding import padding_after, take_positions
+from linformer_kit.operator.projections.base import Compressed, LearnedProjection, Piece, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.slots import merge_heads
 
@@ -137,6 +137,7 @@ class MeanPoolProjection(WindowProjection):
     """Slot i is the mean of the real tokens in window i."""
 
     commutes = True
+    supports_sequence_parallel = True
     always_tied = True
 
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
@@ -144,6 +145,32 @@ class MeanPoolProjection(WindowProjection):
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
         return self.shorter_input == "stretch" and seq_len <= slots and not is_exporting()
+
+    def forward(
+        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+    ) -> Compressed:
+        if self.piece is None:
+            return super().forward(key, value, lengths, slots, source=source, sums=sums)
+        return self._of_pieces(key, value, lengths, slots, self.piece)
+
+    def _of_pieces(self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, piece: Piece) -> Compressed:
+        """Means from sums and counts over this process's positions, in float32 or wider."""
+        batch, _, seq_len, _ = key.shape
+        wide = torch.promote_types(key.dtype, torch.float32)
+        here = torch.arange(self.seq_len, device=key.device)[piece.positions][:seq_len]
+        real = torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device)
+        if lengths is not None:
+            real = real.masked_fill(padding_after(lengths, seq_len)[:, None, :, None], 0.0)
+        window = ((here + 1) * slots - 1) // self.seq_len
+        parts = [
+            tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
+                2, window, tokens.to(wide)
+            )
+            for tokens in (real, key, value)[: 2 if value is key else 3]
+        ]
+        count, *totals = piece.add(parts)
+        means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
+        return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
 
 
 class MaxPoolProjection(WindowProjection):
