@@ -119,7 +119,7 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
 def _load(settings: ConvertSettings) -> Converted:
     if settings.in_place:
         return _linearized(settings)
-    _check_unset(settings, ("layers", "adapter"), "without in_place")
+    _check_unset(settings, ("adapter",), "without in_place")
     if _is_fairseq(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         model = load_fairseq_checkpoint(settings.source)
@@ -136,7 +136,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
-    given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
+    given = _given(settings, (*SLOT_FIELDS, "max_position_embeddings"))
     advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)

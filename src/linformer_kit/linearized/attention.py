@@ -29,7 +29,7 @@ from linformer_kit.operator.padding import (
     right_padded,
     take_positions,
 )
-from linformer_kit.operator.projections import FullAttention, SequenceProjection
+from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.operator.slots import attend_slots
 
 IMPLEMENTATION = "linformer"
@@ -133,7 +133,7 @@ def _attend(
     )
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     if weights is not None:
-        weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
+        weights = put_back_weights(weights, order, queries=window > 0)
     if order is not None and window:
         context = _moved(context, order, put_back)
     return context, weights
