@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.data import inputs
 from linformer_kit.data.cached import cached_dataset
-from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.inputs import labelled_inputs
+from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.tokenizer import Encoder
 
 NAMES = Labels(("a", "b", "c"))

@@ -12,8 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings
 from linformer_kit import InputError
-from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of
-from linformer_kit.data.labelled import load_labelled, load_measured
+from linformer_kit.data.labelled import Columns, Example, Labels, as_examples, labels_of, load_labelled, load_measured
 
 
 def settings(**fields: object) -> FinetuneSettings:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.data.examples import Columns, Example, Labels
+from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
 from linformer_kit.data.tokenizer import Encoder
 

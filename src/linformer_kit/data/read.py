@@ -97,26 +97,23 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iter
     return (text for text, _ in texts if text.strip())
 
 
-def read_texts(path: Path, columns: TextColumns) -> Iterator[Text]:
-    """Read the texts of a file: each row of a table, or each line of other files, including blank ones."""
-    if is_table(path):
-        return (columns.texts(source, row) for source, row in read_table(path, columns.names()))
-    return ((line, None) for line in _lines(path))
+def read_inputs(
+    paths: Iterable[Path], columns: TextColumns, *, document: str, keep_blank: bool = False
+) -> Iterator[Text]:
+    """Read the texts of files: each row of a table, also blank ones, and each document of other files.
 
-
-def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[Text]:
-    """Read the texts of files: each row of a table, also blank ones, and each non-blank document of other files.
+    Blank documents are left out unless `keep_blank`.
 
     Raises:
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
     """
     for path in paths:
         if is_table(path):
-            yield from read_texts(path, columns)
+            yield from (columns.texts(source, row) for source, row in read_table(path, columns.names()))
         elif columns.text_pair is not None:
-            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
+            raise InputError(f"text_pair_column: expected tables with a column {columns.text_pair!r}, got {path}")
         else:
-            yield from ((text, None) for text in RULES[document](path) if text.strip())
+            yield from ((text, None) for text in RULES[document](path) if keep_blank or text.strip())
 
 
 def load_hub(name: str, config: str | None) -> dict[str, Dataset]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
-from linformer_kit.data.labelled import load_measured, metrics_of
+from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
@@ -40,7 +40,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     groups = [classifier(group) for group in together(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-    metrics = scores(answers, targets, metrics_of(labels), len(labels.names))
+    metrics = scores(answers, targets, labels.metrics, len(labels.names))
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": model_label(settings.model),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
-from linformer_kit.data.examples import Columns, Labels, listed_classes
-from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
+from linformer_kit.data.labelled import Columns, Labels, listed_classes
+from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.inference.batches import TextModel, together
 from linformer_kit.inference.files import TextsAndOutput
@@ -53,8 +53,9 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     output = TextsAndOutput(settings)
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    total = sum(1 for _ in _texts(output.paths, columns))  # rejects an unreadable file before the model is loaded
-    classifier, texts = Classifier(settings), _texts(output.paths, columns)
+    read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
+    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    classifier, texts = Classifier(settings), read()
     if settings.output is None:
         for group in together(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
@@ -69,14 +70,6 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
         }
         output.write(identity, texts, total, classifier.lines)
     return classifier.texts, classifier.counts
-
-
-def _texts(paths: Sequence[Path], columns: TextColumns) -> Iterator[Text]:
-    """All texts of files, one after the other."""
-    for path in paths:
-        if columns.text_pair is not None and not is_table(path):
-            raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {path}")
-        yield from read_texts(path, columns)
 
 
 class Classifier(TextModel):

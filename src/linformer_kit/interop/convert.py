@@ -76,16 +76,11 @@ def main(settings: ConvertSettings) -> None:
 def _described(model: PreTrainedModel) -> tuple[str, str | None]:
     """Sizes as text, and the projection if there is one."""
     config = model.config.to_dict()
-    if isinstance(model, LinearizedModel):
-        slots = config["linformer"]
-    elif config["attention"] == "full":
-        return f"n {config['max_position_embeddings']:,}, full attention", None
-    else:
-        slots = config | {"seq_len": config["max_position_embeddings"], "full_layers": []}
-    more = {name: slots[name] for name in EXACT} | {"full_layers": len(slots["full_layers"])}
-    beside = "".join(f", {name} {value}" for name, value in more.items() if value)
-    shape = f"n {slots['seq_len']:,}, k {slots['projected_dim']}, sharing {slots['sharing']}{beside}"
-    return shape, slots["projection"]
+    slots, shape = config.get("linformer", config), f"n {model.longest_sequence:,}"
+    if config.get("attention") == "full":
+        return f"{shape}, full attention", None
+    exact = "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
+    return f"{shape}, k {slots['projected_dim']}, sharing {slots['sharing']}{exact}", slots["projection"]
 
 
 def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:

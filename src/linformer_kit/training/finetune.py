@@ -17,9 +17,8 @@ from transformers import (
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import FinetuneSettings, check_model_is_kept, model_label
-from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import labelled_inputs
-from linformer_kit.data.labelled import load_labelled
+from linformer_kit.data.labelled import Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, mistakes
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
@@ -56,9 +55,10 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     check_model_is_kept(settings.model, settings.output_dir)
     run = Run("finetune", settings)
     texts = load_labelled(settings)
-    labels, metric = texts.labels, settings.metric_for_best_model or texts.metrics[0]
-    if metric not in (*texts.metrics, "loss"):
-        expected = f"one of {', '.join(texts.metrics)} and loss"
+    labels = texts.labels
+    metric = settings.metric_for_best_model or labels.metrics[0]
+    if metric not in (*labels.metrics, "loss"):
+        expected = f"one of {', '.join(labels.metrics)} and loss"
         raise InputError(f"metric_for_best_model: expected {expected}, got {metric!r}")
     model, tokenizer = load_encoder(settings, labels, seed=settings.seed)
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
@@ -83,7 +83,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         validation=validation.select(order),
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=settings.seed,
-        metrics=texts.metrics,
+        metrics=labels.metrics,
     )
     training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if training.diverged is not None:
@@ -108,12 +108,12 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
             "max_length": tokenizer.model_max_length,
             "cut": {"train": train_cut, "validation": validation_cut},
         },
-        metrics={name: values[name] for name in (*texts.metrics, "loss")},
+        metrics={name: values[name] for name in (*labels.metrics, "loss")},
         metric_for_best_model=metric,
         **measurements(training),
         best_updates=training.result_update,
         epochs=training.state.epoch,
-        curve=curves(training.state.log, texts.metrics),
+        curve=curves(training.state.log, labels.metrics),
         **by_class(answers, targets, labels),
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
