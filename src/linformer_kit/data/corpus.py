@@ -15,9 +15,9 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import CachedTextSettings, CorpusSettings, names_only
+from linformer_cli.settings import CachedTextSettings, CorpusSettings
 from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
-from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_kit.data.files import TextFiles, text_files
 from linformer_kit.data.read import check_columns, load_hub, read_documents
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
@@ -134,11 +134,8 @@ def _not_empty(documents: Dataset, source: str) -> Dataset:
 
 def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, str]:
     """Name, documents and fingerprint of the files of a setting; without any, of Python's standard library."""
-    if patterns := getattr(settings, field):
-        paths = find_files(patterns, field=field)
-        files = TextFiles(" ".join(names_only(patterns)), paths, settings.document, settings.text_column)
-    else:
-        files = standard_library()
+    patterns = getattr(settings, field)
+    files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)
     fingerprint = files.fingerprint()
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
     return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint

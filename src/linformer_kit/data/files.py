@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings import names_only
 from linformer_kit.data.cached import content_hash
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
 from linformer_kit.files.manifest import file_fingerprint
@@ -71,8 +72,10 @@ def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     return [path]
 
 
-def standard_library() -> TextFiles:
-    """The built-in corpus: the source of the Python standard library, one document per file."""
+def text_files(patterns: list[str] | None, *, field: str, document: str = "file", column: str = "text") -> TextFiles:
+    """The files that patterns match, as `find_files`; None: the source of the Python standard library."""
+    if patterns:
+        return TextFiles(" ".join(names_only(patterns)), find_files(patterns, field=field), document, column)
     root = Path(sysconfig.get_path("stdlib"))
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
     name = f"standard library of Python {platform.python_version()}"
