@@ -28,7 +28,6 @@ from linformer_kit.interop.loading import (
     resize,
     tokenizer_for,
 )
-from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -44,25 +43,21 @@ class Converted(NamedTuple):
     Attributes:
         model: The model; `loaded` has the names of the source's weights that it left out.
         learned: Whether E and F, or slots, are trained.
-        adapters: Names of adapters that ship for the source and were not merged.
     """
 
     model: Any
     learned: bool = False
-    adapters: Sequence[str] = ()
 
 
 def main(settings: ConvertSettings) -> None:
     """Convert, and print a summary of the result."""
-    (model, learned, adapters), tokenizer = convert(settings)
+    (model, learned), tokenizer = convert(settings)
     shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
     if projection is not None and not learned:
         matrices = model.projection_matrix_count()
         new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
         training = "run `linformer distill`" if settings.in_place else "continue training"
-        if adapters:
-            training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
     if left_out := loaded(model).left_out:
@@ -132,17 +127,15 @@ def _linearized(settings: ConvertSettings) -> Converted:
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "max_position_embeddings"))
-    advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         learned = isinstance(model, LinearizedModel)
         if learned and given.keys() == {"max_position_embeddings"}:
             _resize(model, settings.max_position_embeddings, settings.resize_mode)
         else:
-            advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
-        return Converted(model, learned or settings.adapter is not None, advised)
+        return Converted(model, learned or settings.adapter is not None)
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:
