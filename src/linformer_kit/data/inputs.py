@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
 
-_TOGETHER = 256  # texts in a call of the tokenizer
 _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 
@@ -93,12 +92,12 @@ def labelled_inputs(
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
     cut = {"texts": 0, "tokens": 0, "of_tokens": 0}
-    for start in tqdm(range(0, len(examples), _TOGETHER), f"Tokenising {name} texts", delay=2):
-        for text in encoder([(each.text, each.text_pair) for each in examples[start : start + _TOGETHER]]):
-            windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
-            cut["texts"] += text.lost > 0
-            cut["tokens"] += text.lost
-            cut["of_tokens"] += text.tokens
+    encoded = encoder([(example.text, example.text_pair) for example in examples])
+    for text in tqdm(encoded, f"Tokenising {name} texts", len(examples), delay=2):
+        windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
+        cut["texts"] += text.lost > 0
+        cut["tokens"] += text.lost
+        cut["of_tokens"] += text.tokens
     if cut["texts"]:
         logger.info(
             f"{name}: {cut['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens and lose "

@@ -125,7 +125,7 @@ class Texts(TorchDataset):
         return {**window, "input_ids": masked["input_ids"].tolist()}
 
     def _window(self, key: Key) -> Window:
-        return self._encoder([self._items[key[1]]])[0].window
+        return next(self._encoder([self._items[key[1]]])).window
 
 
 class Passages(Texts):
@@ -156,7 +156,7 @@ class Passages(Texts):
             text = _sentences(text[start : start + self._step], tokens, random)
         else:
             text = text[start : start + tokens * _MOST_CHARACTERS]
-        return Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].window
+        return next(Encoder(self._encoder.tokenizer, tokens)([(text, None)])).window
 
 
 def split_sentences(text: str) -> list[str]:

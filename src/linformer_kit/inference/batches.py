@@ -69,7 +69,7 @@ class TextModel(ABC):
 
     def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
         """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
-        encoded = Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
+        encoded = list(Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]))
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
