@@ -30,7 +30,7 @@ class TextFiles:
 
     name: str  # for messages
     paths: tuple[Path, ...]  # sorted, each once
-    document: str  # rule for text files, a key of `read.RULES`
+    document: str  # what a document of a text file is: `file` or `line`
     column: str  # text column of tables
 
     def fingerprint(self) -> str:

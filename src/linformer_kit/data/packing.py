@@ -49,7 +49,6 @@ class MaskedText:
     tokenizer: PreTrainedTokenizerFast
     train: MaskedBlocks
     validation: MaskedBlocks  # the same at each evaluation
-    validation_blocks: Dataset  # before masking
 
 
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
@@ -75,14 +74,13 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
         )
 
     train = MaskedBlocks(packed(corpus.train, "training"), masks)
-    validation_blocks = packed(corpus.validation, "validation")
-    validation = MaskedBlocks(validation_blocks, masks)
+    validation = MaskedBlocks(packed(corpus.validation, "validation"), masks)
     if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
         raise InputError(
             f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
             f"got {settings.mlm_probability}"
         )
-    return MaskedText(corpus, tokenizer, train, validation, validation_blocks)
+    return MaskedText(corpus, tokenizer, train, validation)
 
 
 def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
-    """Read all non-blank documents of files: by a rule of `RULES`, or the text column of tables.
+    """Read all non-blank documents of files: whole files (`file`), lines (`line`), or the text column of tables.
 
     Raises:
         InputError: At the first part that cannot be read, with file and line.
@@ -113,7 +113,9 @@ def read_inputs(
         elif columns.text_pair is not None:
             raise InputError(f"text_pair_column: expected tables with a column {columns.text_pair!r}, got {path}")
         else:
-            yield from ((text, None) for text in RULES[document](path) if keep_blank or text.strip())
+            with open_text(path) as file:
+                texts = (line.rstrip("\n") for line in file) if document == "line" else [file.read()]
+                yield from ((text, None) for text in texts if keep_blank or text.strip())
 
 
 def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
@@ -224,19 +226,3 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
             yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
-
-
-def _whole_file(path: Path) -> Iterator[str]:
-    with open_text(path) as file:
-        yield file.read()
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with open_text(path) as file:
-        yield from (line.rstrip("\n") for line in file)
-
-
-RULES: dict[str, Callable[[Path], Iterator[str]]] = {
-    "file": _whole_file,
-    "line": _lines,
-}
