@@ -13,7 +13,7 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.predict import Classifier, read_classes
-from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
+from linformer_kit.inference.scores import answers_of, by_class, losses, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
@@ -26,7 +26,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     """Evaluate a classifier on labelled texts.
 
     Returns:
-        The results, as written to `metrics.json` if there is an output_dir, and the worst mistakes.
+        The results, as written to `metrics.json` if there is an output_dir.
 
     Raises:
         InputError: for texts, classes, a model or a folder that cannot be used.
@@ -52,7 +52,6 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         },
         "metrics": {**metrics, "loss": float(losses(logits, targets).mean())},
         **by_class(answers, targets, labels),
-        "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
         "versions": versions(),
     }
