@@ -182,7 +182,7 @@ class LabelledTexts:
 
 
 def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
-    """Find, read and check all labelled texts; suspicious but usable data is logged as a warning.
+    """Find, read and check all labelled texts; validation texts that are training texts too are logged as a warning.
 
     Raises:
         InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
@@ -199,7 +199,14 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
         train, validation = ([train[index] for index in part] for part in parts)
     train = sample(train, settings.max_train_samples, seed=settings.split_seed)
     validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
-    _check(train, validation, labels, columns)
+    for example in validation:
+        labels.target(example, column=columns.label)  # rejects classes of no training text
+    learnt = {example.joined for example in train}
+    if both := [example.source for example in validation if example.joined in learnt]:
+        logger.warning(
+            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
+            f"which makes the metrics too high; the first: {both[0]}"
+        )
     name = settings.dataset_name or " ".join(names_only(settings.train_file or []))
     many = ", any number of them for a text" if labels.multi_label else ""
     description = (
@@ -209,22 +216,19 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     return LabelledTexts(train, validation, labels, columns, description)
 
 
-def load_measured(settings: EvaluateSettings, labels: Labels, defaults: Columns) -> tuple[list[Example], Columns]:
+def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], Columns]:
     """The labelled texts to evaluate a classifier on, and their columns.
 
     Args:
         settings: Source of the texts.
-        labels: The classifier's classes.
         defaults: Columns that the settings do not name.
 
     Raises:
-        InputError: as for `load_labelled`, and for a class that the model does not have.
+        InputError: as for `load_labelled`.
     """
     _check_source(settings, "validation_file")
     columns = columns_of(settings, defaults)
-    examples = sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0)
-    _check([], examples, labels, columns)
-    return examples, columns
+    return sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0), columns
 
 
 def columns_of(settings: LabelledSettings, defaults: Columns) -> Columns:
@@ -284,22 +288,3 @@ def _check_source(settings: LabelledSettings, field: str) -> None:
     for name in ("split", "dataset_config_name") if files else ("validation_file",):
         if value := getattr(settings, name, None):
             raise InputError(f"{name}: expected none with {field if files else 'dataset_name'}, got {value}")
-
-
-def _check(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Raise an error for unknown classes; warn of texts in both parts, and of classes without texts."""
-    learnt = {example.joined for example in train}
-    if both := [example.source for example in validation if example.joined in learnt]:
-        logger.warning(
-            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
-            f"which makes the metrics too high; the first: {both[0]}"
-        )
-    for side, examples in (("training", train), ("validation", validation)):
-        present = {
-            labels.number(value, source=example.source, column=columns.label)
-            for example in examples
-            for value in example.values
-        }
-        absent = [name for number, name in enumerate(labels.names) if number not in present]
-        if examples and absent:
-            logger.warning("%s: no text has class %s", side, listed_classes(absent))

@@ -33,7 +33,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     labels, trained = read_classes(settings.model)
-    examples, columns = load_measured(settings, labels, trained)
+    examples, columns = load_measured(settings, trained)
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings)
     texts = ((example.text, example.text_pair) for example in examples)
