@@ -118,6 +118,20 @@ def read_inputs(
                 yield from ((text, None) for text in texts if keep_blank or text.strip())
 
 
+def together(texts: Iterable[Text], *, count: float, characters: int) -> Iterator[list[Text]]:
+    """Groups of consecutive texts, each up to this count of texts or this number of characters."""
+    group: list[Text] = []
+    length = 0
+    for text in texts:
+        group.append(text)
+        length += len(text[0]) + len(text[1] or "")
+        if len(group) >= count or length >= characters:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
+
+
 def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
     """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it."""
     with input_errors(f"dataset_name {name}"):

@@ -25,7 +25,7 @@ from linformer_cli.settings import EmbedSettings
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.files.writing import whole_file
-from linformer_kit.inference.batches import together
+from linformer_kit.inference.batches import in_groups
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.interop.loading import fingerprint
@@ -224,7 +224,7 @@ def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: i
     """
     pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        tokenised = (each for group in together(texts) for each in tokenise(embedder, [text for text, _ in group]))
+        tokenised = (each for group in in_groups(texts) for each in tokenise(embedder, [text for text, _ in group]))
         for row, tokens in enumerate(tokenised, start=1):
             for start, stop in tokens.pieces(size):
                 spans = tokens.spans[start:stop] or [(0, 0)]

@@ -19,7 +19,7 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.inference.batches import TextModel, together
+from linformer_kit.inference.batches import TextModel, in_groups
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
@@ -57,7 +57,7 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
     classifier, texts = Classifier(settings), read()
     if settings.output is None:
-        for group in together(texts, total):
+        for group in in_groups(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
