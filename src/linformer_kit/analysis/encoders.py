@@ -38,10 +38,6 @@ class Encoder:
             RobertaModel with scaled_dot_product_attention (`roberta`) or with a stored n×n matrix (`eager`).
         seq_len: n, the maximum sequence length, which is also the measured one.
         projected_dim: k; None for Transformers.
-        num_hidden_layers: Number of layers.
-        hidden_size: d_m, the width.
-        num_attention_heads: h.
-        intermediate_size: Width of the feed-forward layer.
         vocab_size: Tokens in the vocabulary; small, as the time of the lookup does not depend on it.
         compiled: Mode of `torch.compile` of each layer; `no`: operation by operation.
     """

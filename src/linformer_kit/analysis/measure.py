@@ -38,7 +38,7 @@ def interleaved(
 
     Args:
         cases: Functions to run, by name.
-        device: Device of the functions; accelerators are synchronised.
+        device: Their device; accelerators are synchronised.
         repetitions: Number of rounds after the warm-up.
         seconds: Time limit for one case in all rounds; a run that would exceed it is skipped.
 

@@ -79,11 +79,9 @@ def labelled_inputs(
     """Tokenise labelled texts, each into one window, and log how many are truncated.
 
     Args:
-        examples: The texts.
-        labels: The classes.
-        columns: For messages.
+        examples, labels: The texts, and their classes.
+        columns, name: For messages.
         encoder: Tokenises and truncates.
-        name: Name of the texts, for messages.
 
     Returns:
         The items in the order of the texts, and how much was truncated: `texts`, their removed `tokens`, and all tokens

@@ -115,7 +115,7 @@ def pack(
         documents: Data set with a column `text`.
         tokenizer: Has a start and an end token.
         seq_len: Length of a block in tokens, start token included.
-        cache: Folder for the blocks, which are memory-mapped.
+        cache: Folder for the blocks.
         key: Identifies the documents: equal keys mean equal documents.
         description: For the progress bar and errors.
 

@@ -27,12 +27,7 @@ def main(settings: FillMaskSettings) -> None:
 
 
 def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """The likeliest tokens for each mask of a text.
-
-    Args:
-        model: Folder or hub id of a masked language model.
-        text: Text with one or more of the tokenizer's mask tokens.
-        top_k: Number of tokens for each mask.
+    """The likeliest tokens for each mask of a text, by the masked language model of a folder or hub id.
 
     Returns:
         For each mask, in order, `top_k` dicts of `token` (its text, white space included) and `probability`, the
