@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.data import tokenizer as data_tokenizer
-from linformer_kit.data.cached import cached_dataset
+from linformer_kit.data.files import cached_dataset
 from linformer_kit.data.inputs import labelled_inputs
 from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.tokenizer import Encoder

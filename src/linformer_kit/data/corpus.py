@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import CachedTextSettings, CorpusSettings
-from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
-from linformer_kit.data.files import TextFiles, text_files
+from linformer_kit.data.files import TextFiles, cache_folder, cached_dataset, content_hash, text_files
 from linformer_kit.data.read import check_columns, load_hub, read_documents
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch

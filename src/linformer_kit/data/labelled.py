@@ -13,9 +13,8 @@ import numpy as np
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
-from linformer_kit.data.cached import content_hash
 from linformer_kit.data.corpus import split
-from linformer_kit.data.files import find_files
+from linformer_kit.data.files import content_hash, find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, TextColumns, check_text, hub_rows, load_hub, read_table
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
-from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
+from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
 from linformer_kit.data.read import together
 from linformer_kit.data.tokenizer import (

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
-from linformer_kit.data.cached import content_hash
 from linformer_kit.data.corpus import load_corpus, split, texts_of
-from linformer_kit.data.files import find_files
+from linformer_kit.data.files import content_hash, find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Encoder, Window

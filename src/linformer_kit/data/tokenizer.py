@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.data.cached import content_hash
+from linformer_kit.data.files import content_hash
 from linformer_kit.data.read import Text
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
