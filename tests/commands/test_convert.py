@@ -20,7 +20,7 @@ from linformer_cli.cli import main
 from linformer_cli.settings import ConvertSettings
 from linformer_kit import LinformerModel
 from linformer_kit.files.manifest import damage
-from linformer_kit.interop.convert import convert
+from linformer_kit.interop import convert
 from tests.conftest import fail, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
@@ -120,7 +120,7 @@ def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
     source("BertModel", tmp_path / "theirs")
     monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
     with pytest.raises(KeyboardInterrupt):
-        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
+        convert.main(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
     assert {path.name for path in tmp_path.iterdir()} == {"theirs"}
 
 
