@@ -34,21 +34,10 @@ _NUMBER = np.dtype("<f4")
 
 
 def main(settings: EmbedSettings) -> None:
-    """Write the embeddings, and print their number to stderr."""
-    texts, embedder = embed(settings)
-    rows = len(np.load(settings.output, mmap_mode="r"))
-    pieces = "" if settings.chunk_tokens is None else f"{rows:,} pieces, "
-    print(f"{texts:,} texts, {pieces}{embedder.width} numbers each, in {settings.output}", file=sys.stderr)
-    if embedder.cut:
-        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
-
-
-def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
     """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. Returns the number of texts, and the
-    embedder, which has the number of texts that this call truncated.
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
 
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
@@ -81,7 +70,10 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
         return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
     written.write(identity, read(), total, rows, header)
-    return total, embedder
+    number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
+    print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
+    if embedder.cut:
+        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
 
 
 def _load(settings: EmbedSettings) -> Embedder:

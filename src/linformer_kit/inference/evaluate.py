@@ -18,15 +18,7 @@ from linformer_kit.report.classification import evaluation_lines, write_evaluati
 
 
 def main(settings: EvaluateSettings) -> None:
-    """Evaluate and print the results."""
-    print("\n".join(evaluation_lines(evaluate(settings))))
-
-
-def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
-    """Evaluate a classifier on labelled texts.
-
-    Returns:
-        The results, as written to `metrics.json` if there is an output_dir.
+    """Evaluate a classifier on labelled texts: print the results, and write them if there is an output_dir.
 
     Raises:
         InputError: for texts, classes, a model or a folder that cannot be used.
@@ -58,4 +50,4 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     if folder is not None:
         with whole_folder(folder) as part:
             write_evaluation_report(results, part)
-    return results
+    print("\n".join(evaluation_lines(results)))

@@ -30,20 +30,11 @@ _KIND = "a classifier (`linformer finetune` makes one)"
 
 
 def main(settings: PredictSettings) -> None:
-    """Write the predictions, and print the number of texts of each class to stderr."""
-    texts, counts = predict(settings)
-    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    print(f"{texts:,} texts: {shown}", file=sys.stderr)
-
-
-def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     """Classify the texts of files; write one line of JSON for each, to a file or to standard output.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
-    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
-
-    Returns:
-        The number of texts, and that of each class, for this call only.
+    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. The numbers of texts of each
+    class are printed to standard error.
 
     Raises:
         InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
@@ -69,7 +60,8 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
             "threshold": settings.threshold,
         }
         output.write(identity, texts, total, classifier.lines)
-    return classifier.texts, classifier.counts
+    shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
+    print(f"{classifier.texts:,} texts: {shown}", file=sys.stderr)
 
 
 class Classifier(TextModel):
