@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import logit
 
-from linformer_kit.data.labelled import Labels
+from linformer_kit.data.labelled import Example, Labels
 from linformer_kit.inference import scores as s
 
 # Class 0 four times, 1 three times, 2 never; two mistakes.
@@ -38,6 +38,25 @@ def test_several_classes():
     assert found == pytest.approx({"micro_f1": 2 * 2 / (3 + 3), "macro_f1": (1 + 0) / 2, "accuracy": 1 / 3})
     assert s.losses(logit(probabilities), targets)[0] == pytest.approx(-np.log(0.9))
     assert s.answers_of(logit(probabilities), multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
+
+
+def test_the_worst_mistakes_stand_first():
+    examples = [Example(f"line {n}", f"text {n}", None, ("a",), False) for n in range(7)]
+    sure = CHANCES.copy()
+    sure[6] = [0.05, 0.05, 0.9]
+    found = s.mistakes(np.log(sure), ANSWERS, TARGETS, examples, LABELS)
+    assert [each["source"] for each in found] == ["line 6", "line 3"]
+    assert (found[0]["label"], found[0]["predicted"], found[0]["probability"]) == ("b", "c", pytest.approx(0.9))
+    assert found[0]["loss"] == pytest.approx(-np.log(0.05))
+    both = s.mistakes(
+        logit(np.array([[0.9, 0.8]])),
+        np.array([[1, 1]]),
+        np.array([[1.0, 0.0]]),
+        examples[:1],
+        Labels(("a", "b"), multi_label=True),
+    )
+    assert (both[0]["label"], both[0]["predicted"]) == (["a"], ["a", "b"])
+    assert both[0]["probability"] == pytest.approx({"a": 0.9, "b": 0.8})
 
 
 def test_losses_of_a_wrong_answer_are_exact_however_sure_it_is():

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from linformer_kit.report.base import html_of, write_json, write_report
-from linformer_kit.report.classification import class_table, draw_confusion
+from linformer_kit.report.classification import class_table, draw_confusion, mistake_table
 from linformer_kit.report.figures import draw_curves
 from linformer_kit.report.pretraining import write_pretrain_report
 
@@ -108,3 +108,10 @@ def test_of_many_classes_the_most_frequent_are_shown():
     assert lines[-1] == "The 30 most frequent of 33 classes; metrics.json has all."
     few = class_table({"by_class": each[:3]}, ["x", "y", "z"])
     assert [line.split("`")[1] for line in few[2:]] == ["x", "y", "z"]
+
+
+def test_mistakes_are_cut_short_and_pairs_shown_together():
+    mistake = {"text": "a|b" * 99, "text_pair": "second", "label": "x", "predicted": "y", "loss": 1.234}
+    line = mistake_table([mistake])[5]
+    assert "¦" in line and "…" in line and line.endswith("| `x` | `y` | 1.23 |") and len(line) < 220
+    assert "first / second" in mistake_table([{**mistake, "text": "first"}])[5]

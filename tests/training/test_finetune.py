@@ -78,7 +78,7 @@ def run(encoder, texts, held_out, tmp_path_factory) -> Path:
 def test_a_run_leaves_everything_that_a_user_needs(run):
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.json", "metrics.md", "run.json"}
-    assert names >= {"settings.yaml", "curve.png", "confusion.png"}
+    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl"}
     assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "confusion.png"))
 
 
@@ -102,6 +102,7 @@ def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
     trained = json.loads((run / "metrics.json").read_text())
     assert results["confusion"] == trained["confusion"] and results["by_class"] == trained["by_class"]
     assert results["metrics"] == pytest.approx(trained["metrics"], rel=1e-2)
+    assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
 
 
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):

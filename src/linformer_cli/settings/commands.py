@@ -259,7 +259,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
-    output_dir: Output[Folder | None] = None  # New folder for the metrics; default: only print.
+    output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
 
 @settings

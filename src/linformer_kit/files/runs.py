@@ -21,7 +21,7 @@ RUN_MARK = "run.json"
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
     *(MANIFEST, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png"),
+    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "mistakes.jsonl"),
     *("settings.yaml", RUN_MARK),
 )
 PAGE = "report.html"  # beside all results, of runs and of measurements

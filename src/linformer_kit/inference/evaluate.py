@@ -13,7 +13,7 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import in_groups
 from linformer_kit.inference.predict import Classifier, read_classes
-from linformer_kit.inference.scores import answers_of, by_class, losses, scores
+from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
@@ -44,6 +44,7 @@ def main(settings: EvaluateSettings) -> None:
         },
         "metrics": {**metrics, "loss": float(losses(logits, targets).mean())},
         **by_class(answers, targets, labels),
+        "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
         "versions": versions(),
     }

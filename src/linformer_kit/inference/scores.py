@@ -12,7 +12,9 @@ from jaxtyping import Float, Num
 from scipy.special import expit, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
-from linformer_kit.data.labelled import ACCURACY, Labels
+from linformer_kit.data.labelled import ACCURACY, Example, Labels
+
+_MISTAKES = 100
 
 Logits = Float[np.ndarray, "texts classes"]
 Probabilities = Float[np.ndarray, "texts classes"]
@@ -62,6 +64,37 @@ def by_class(answers: Targets, targets: Targets, labels: Labels) -> dict[str, An
     matrix = None if labels.multi_label else confusion_matrix(targets, answers, labels=classes).tolist()
     rows = [dict(zip(names, map(float, values), strict=True)) for values in zip(*columns, strict=True)]
     return {"by_class": rows, "confusion": matrix}
+
+
+def mistakes(
+    logits: Logits, answers: Targets, targets: Targets, examples: Sequence[Example], labels: Labels
+) -> list[dict[str, Any]]:
+    """The misclassified texts, those with the highest loss first.
+
+    Returns:
+        At most a hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
+        prediction) and `loss` in nats; lists of classes, and probabilities by class, for multi-label texts.
+    """
+    probabilities, loss = class_probabilities(logits, multi_label=labels.multi_label), losses(logits, targets)
+    wrong = np.flatnonzero((answers != targets).reshape(len(targets), -1).any(axis=1))
+    listed = []
+    for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
+        example, predicted = examples[index], names_of(answers[index], labels)
+        pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
+        chances = dict(zip(labels.names, probabilities[index].tolist(), strict=True))
+        chance = chances[predicted] if isinstance(predicted, str) else {name: chances[name] for name in predicted}
+        listed.append(
+            {
+                "source": example.source,
+                "text": example.text,
+                **pair,
+                "label": names_of(targets[index], labels),
+                "predicted": predicted,
+                "probability": chance,
+                "loss": float(loss[index]),
+            }
+        )
+    return listed
 
 
 def names_of(target: Any, labels: Labels) -> str | list[str]:

@@ -1,22 +1,33 @@
-"""Reports of fine-tuning and of evaluation: metrics, curves, and the confusion matrix."""
+"""Reports of fine-tuning and of evaluation: metrics, curves, confusion matrix and the worst mistakes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import code, shortened, table, write_report
 from linformer_kit.report.figures import draw_curves, new_figure, save_figure
 
+_MISTAKES = "mistakes.jsonl"
+_SHOWN_MISTAKES = 5
+_SHOWN_CHARACTERS = 160
 _LABEL_CHARACTERS = 30
 _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
 def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
-    """Write metrics, curves and classes into a folder."""
+    """Write metrics, curves, classes and the worst mistakes into a folder.
+
+    The mistakes are those of `mistakes.jsonl` in the folder, if it is there.
+    """
+    path = folder / _MISTAKES
+    lines = path.read_text(encoding="utf-8").split("\n")[:_SHOWN_MISTAKES] if path.exists() else []
+    worst = [json.loads(line) for line in lines if line]
     losses = {name: points for name, points in results["curve"].items() if name.endswith(" loss")}
     scores = {name: points for name, points in results["curve"].items() if name not in losses}
     draw_curves({"loss (nats)": losses, f"validation {', '.join(sorted(scores))}": scores}, folder / "curve.png")
@@ -41,13 +52,15 @@ def write_finetune_report(results: dict[str, Any], folder: Path) -> None:
         f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated.",
         "",
         *class_table(results, texts["labels"]),
+        *mistake_table(worst),
     ]
     _draw_confusion_of(results, folder)
     write_report(results, folder, lines)
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> None:
-    """Write metrics and classes into a folder."""
+    """Write metrics, classes and all mistakes into a folder."""
+    write_mistakes(results["mistakes"], folder)
     _draw_confusion_of(results, folder)
     write_report(results, folder, evaluation_lines(results))
 
@@ -65,7 +78,7 @@ def evaluation_lines(results: dict[str, Any]) -> list[str]:
     lines += ["", *class_table(results, texts["labels"])]
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
-    return lines
+    return lines + mistake_table(results["mistakes"])
 
 
 def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
@@ -79,6 +92,12 @@ def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
     ]
     more = ["", f"The {_NAMED_CLASSES} most frequent of {len(labels)} classes; metrics.json has all."] if many else []
     return table(["class", "precision", "recall", "F1", "texts"], rows) + more
+
+
+def write_mistakes(mistakes: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write `mistakes.jsonl`, one mistake per line."""
+    lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in mistakes)
+    write_whole(folder / _MISTAKES, "".join(lines))
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
@@ -102,3 +121,19 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     axes.set_ylabel("class")
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
     save_figure(figure, path)
+
+
+def mistake_table(worst: Sequence[dict[str, Any]]) -> list[str]:
+    """The first mistakes, which are the worst, as lines of a Markdown table; nothing without mistakes."""
+    if not worst:
+        return []
+    rows = [
+        [
+            code(shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
+            code(str(mistake["label"])),
+            code(str(mistake["predicted"])),
+            f"{mistake['loss']:.2f}",
+        ]
+        for mistake in worst[:_SHOWN_MISTAKES]
+    ]
+    return ["", "The worst mistakes:", "", *table(["text", "class", "predicted", "loss (nats)"], rows)]

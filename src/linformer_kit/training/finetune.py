@@ -20,9 +20,9 @@ from linformer_cli.settings import FinetuneSettings, check_model_is_kept, model_
 from linformer_kit.data.inputs import labelled_inputs
 from linformer_kit.data.labelled import Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class
+from linformer_kit.inference.scores import answers_of, by_class, mistakes
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
-from linformer_kit.report.classification import write_finetune_report
+from linformer_kit.report.classification import write_finetune_report, write_mistakes
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
@@ -67,7 +67,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
     texts_fingerprint = texts.fingerprint()
-    texts = dataclasses.replace(texts, train=[], validation=[])  # free memory: only their tokens are needed from here
+    texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
     encoder_fingerprint = fingerprint(model.base_model, without=random_weights(model))
     fingerprints = {"texts_fingerprint": texts_fingerprint, "model_fingerprint": encoder_fingerprint}
     run.open({"texts": texts.description}, fingerprints)
@@ -119,6 +119,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     save_model(model, tokenizer, run.folder)
+    run.write(write_mistakes, mistakes(logits, answers, targets, texts.validation, labels))
     run.write(write_finetune_report, results)
     return results, run.folder
 
