@@ -87,6 +87,7 @@ OPTIONS = [
     ("vit", {"sharing": "layerwise"}),
     *(("bert", {"projection": name}) for name in ("max_pool", "conv", "random", "dynamic")),
     ("roberta", {"sliding_window": 5}),
+    ("bert", {"layers": [1]}),  # the others keep full attention
 ]
 
 

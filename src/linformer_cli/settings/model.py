@@ -58,6 +58,8 @@ class SlotSettings:
 class PretrainedSlotSettings(SlotSettings):
     """Slots for a pretrained encoder."""
 
+    # Layers to linearise in place, from 0; others stay as they are; default: all.
+    layers: Linear[list[int] | None] = None
     max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
     resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
 

@@ -73,6 +73,8 @@ def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
     if not is_full:
         shape += f", k {slots['projected_dim']}, sharing {slots['sharing']}"
         shape += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
+        if full_layers := slots.get("full_layers"):
+            shape += f", full attention in {len(full_layers)} layers"
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}{', full attention' * is_full}")
     if not is_full and not learned:
         matrices, projection = model.projection_matrix_count(), slots["projection"]
@@ -89,7 +91,7 @@ def _load(settings: ConvertSettings) -> tuple[Any, bool]:
     """The converted model, and whether its E and F, or slots, are trained."""
     if settings.in_place:
         return _linearized(settings)
-    _check_unset(settings, ("adapter",), "without in_place")
+    _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         model = load_fairseq_checkpoint(settings.source)
@@ -106,7 +108,7 @@ def _linearized(settings: ConvertSettings) -> tuple[Any, bool]:
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
-    given = _given(settings, (*SLOT_FIELDS, "max_position_embeddings"))
+    given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         learned = isinstance(model, LinearizedModel)

@@ -28,7 +28,7 @@ from linformer_kit.operator.padding import (
     right_padded,
     take_positions,
 )
-from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.slots import attend_slots
 
 IMPLEMENTATION = "linformer"
@@ -115,7 +115,7 @@ def linear_attention(
     )
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     if weights is not None:
-        weights = put_back_weights(weights, order, queries=window > 0)
+        weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     context = context.transpose(1, 2)
     return (put_back(context, order) if window else context).contiguous(), weights
 

@@ -24,6 +24,7 @@ from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAtten
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.conditions import reject_old_exporter
+from linformer_kit.operator.projections import FullAttention
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
@@ -141,6 +142,7 @@ def attach(model: PreTrainedModel) -> None:
         base.__class__ = linear_model_class(base_class, config_class)
     projections = fields.new_projections()
     states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
+    states |= {name: FullAttention(fields.num_heads) for name in fields.full_layers}
     for number, name in enumerate(fields.layers):
         states[name] = SharedProjection(base, fields.slots(number)) if fields.shared else projections[number]
         states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens

@@ -26,6 +26,7 @@ class LinearFields:
         base_model_type: Model type of the original model.
         layers: Names of the linear attention modules within the base model.
         local_layers: Names of those with a window of their own, which they keep.
+        full_layers: Names of those that keep full attention.
         num_heads: h.
         head_dim: d.
         seq_len: n.
@@ -36,6 +37,7 @@ class LinearFields:
     base_model_type: str
     layers: list[str]
     local_layers: list[str]
+    full_layers: list[str]
     num_heads: _Size
     head_dim: _Size
     seq_len: _Size
@@ -63,7 +65,7 @@ class LinearFields:
     @property
     def attention_names(self) -> list[str]:
         """Names of all attention modules within the base model."""
-        return [*self.layers, *self.local_layers]
+        return [*self.layers, *self.local_layers, *self.full_layers]
 
     @property
     def shared(self) -> bool:

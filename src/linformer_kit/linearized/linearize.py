@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
@@ -51,6 +52,7 @@ def linearize(
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 128,
     global_tokens: int | None = None,
+    layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
 ) -> Model:
@@ -85,6 +87,7 @@ def linearize(
         sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
         global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
             windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0.
+        layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
 
@@ -110,6 +113,7 @@ def linearize(
         shorter_input=shorter_input,
         sliding_window=sliding_window,
         global_tokens=global_tokens,
+        layers=layers,  # type: ignore[arg-type]
         max_position_embeddings=max_position_embeddings,
         resize_mode=resize_mode,
     )
@@ -179,10 +183,7 @@ def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
 def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: LinearizeSettings) -> LinearFields:
     """What the configuration will say of the linear layers; raises the errors of settings that do not fit the model."""
     kind, seq_len = type(model).__name__, settings.max_position_embeddings
-    linear = [layer for layer in layers if not layer.local]
-    if not linear:
-        expected = "at least one layer with global attention"
-        raise InputError(f"model: expected {expected}, got {kind}, whose layers all attend to a local window")
+    linear = _chosen(layers, settings.layers, kind)
     shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in linear}
     if len(shapes) > 1:
         raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")
@@ -196,7 +197,7 @@ def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: Line
         raise InputError(f"max_position_embeddings: expected a number for {kind}, which has no longest input, got none")
     else:
         seq_len = keys  # an image has one size
-    names = {field.name for field in dataclasses.fields(LinearFields)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(LinearFields)} - {"layers"}  # type: ignore[arg-type]
     values = {name: value for name, value in vars(settings).items() if name in names}
     if settings.projected_dim is None:
         values["projected_dim"] = min(DEFAULT_PROJECTED_DIM, seq_len)
@@ -206,11 +207,25 @@ def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: Line
         base_model_type=model.config.model_type,
         layers=[layer.name for layer in linear],
         local_layers=[layer.name for layer in layers if layer.local],
+        full_layers=[layer.name for layer in layers if not layer.local and layer not in linear],
         num_heads=num_heads,
         head_dim=head_dim,
         seq_len=seq_len,
         **values,
     )
+
+
+def _chosen(layers: list[AttentionLayer], numbers: list[int] | None, kind: str) -> list[AttentionLayer]:
+    """The layers to linearise."""
+    possible = [number for number, layer in enumerate(layers) if not layer.local]
+    if not possible:
+        raise InputError(
+            f"model: expected at least one layer with global attention, got {kind}, whose layers all attend to a local "
+            "window"
+        )
+    if numbers is not None and (not numbers or sorted(set(numbers) & set(possible)) != sorted(numbers)):
+        raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers!r}")
+    return [layers[number] for number in sorted(numbers or possible)]
 
 
 def _own_configuration(model: PreTrainedModel) -> None:

@@ -61,6 +61,7 @@ def adapter_card(about: dict[str, Any]) -> str:
     student, text, settings = made["student"], made["text"], made["settings"]
     fields = {"base_model": base["name"], "library_name": "peft", "license": base["license"], "tags": ["linformer"]}
     shown = {name: made["curve"][name] for name in ("cosine", "error")}
+    layers = "all layers" if settings["layers"] is None else f"layers {spelled(settings['layers'])}"
     defaults = vars(DistillSettings(teacher=settings["teacher"]))
     options = [
         f"--{name} {spelled(value)}"
@@ -75,7 +76,7 @@ def adapter_card(about: dict[str, Any]) -> str:
         f"# Linear attention for {base['name']}",
         "",
         f"With this adapter {base['name']} reads texts of up to {student['seq_len']:,} tokens, with linear attention "
-        f"in all layers: k {student['projected_dim']}, "
+        f"in {layers}: k {student['projected_dim']}, "
         f"projection {student['projection']}, sharing {student['sharing']}{_exact(student)}.",
         "",
         "```python",

@@ -1,0 +1,64 @@
+"""Linearising some of the layers: the others keep their full attention, with padding, in saved models and commands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from linformer_cli.cli import main
+from linformer_kit import InputError
+from linformer_kit.linearized.layers import attention_layers
+from tests.conftest import as_in_the_paper, fail_last_line, write_corpus, write_teacher
+from tests.families import FAMILIES, build, example
+
+
+def of(name: str, layers=(1,), **options: object):
+    torch.manual_seed(0)
+    return as_in_the_paper(build(FAMILIES[name]), 7, layers=layers, **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "vit"])
+@torch.no_grad()
+def test_layers_before_the_first_linear_one_are_those_of_the_teacher(name):
+    torch.manual_seed(0)
+    teacher = build(FAMILIES[name])
+    possible = [number for number, layer in enumerate(attention_layers(teacher)) if not layer.local]
+    student = of(name, possible[-1:])
+    inputs = example(teacher, 31, padded=True)
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else slice(None)
+    ours, theirs = (model(**inputs, output_hidden_states=True).hidden_states for model in (student, teacher))
+    for layer in range(possible[-1] + 1):
+        torch.testing.assert_close(ours[layer][real], theirs[layer][real], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ours[possible[-1] + 1][real], theirs[possible[-1] + 1][real], atol=1e-3)
+
+
+@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1]])
+def test_other_layers_are_rejected(layers):
+    with pytest.raises(InputError, match=r"^layers: expected one or more of \[0, 1.*\], each once, got "):
+        of("bert", layers)
+
+
+def test_a_layer_with_a_window_of_its_own_stays():
+    with pytest.raises(InputError, match=r"^layers: expected one or more of \[0.*\], each once, got \[1\]$"):
+        of("modernbert", [1])
+
+
+@pytest.mark.e2e
+def test_by_command(tmp_path, capsys):
+    (tmp_path / "corpus").mkdir()
+    corpus = write_corpus(tmp_path / "corpus")
+    teacher = str(write_teacher(tmp_path / "teacher", "def function return a"))
+    main(["convert", teacher, str(tmp_path / "linear"), "--in_place", "--projected_dim", "5", "--layers", "1"])
+    fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "linear").config.linformer
+    assert len(fields["layers"]) == 1 and fields["full_layers"][0].startswith("encoder.layer.0")
+    error = fail_last_line(capsys, "convert", str(tmp_path / "linear"), str(tmp_path / "own"))
+    assert error.endswith("linformer, got linearized; --in_place takes other types too")
+    error = fail_last_line(capsys, "convert", teacher, str(tmp_path / "own"), "--layers", "1")
+    assert error.endswith("layers: expected none without in_place, got [1]")
+    options = ["--layers", "0", "2", "--sliding_window", "3", "--projected_dim", "5", "--max_steps", "2"]
+    options += ["--eval_steps", "2", "--save_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "2"]
+    options += ["--train_file", str(corpus), "--cache_dir", str(tmp_path / "cache"), "--report_to", "none"]
+    main(["distill", teacher, str(tmp_path / "student"), *options])
+    fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "student").config.linformer
+    assert len(fields["layers"]) == 2 and fields["sliding_window"] == 3
