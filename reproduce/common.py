@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import without_local_paths
-from linformer_kit.analysis.encoders import Encoder, Kind
+from linformer_kit.analysis.measure import Encoder, Kind
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_writable
 from linformer_kit.files.runs import open_output_dir

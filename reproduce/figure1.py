@@ -17,7 +17,9 @@ import dataclasses
 import time
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from transformers import AutoModel, set_seed
 
 from linformer_cli.errors import InputError
@@ -25,14 +27,13 @@ from linformer_cli.settings import model_label
 from linformer_kit.analysis.singular_values import Spectrum
 from linformer_kit.analysis.spectrum import (
     draw_curves,
-    draw_shares,
-    find_texts,
     sequence_length,
     sequences,
     share_table,
     spectrum_fields,
     spectrum_of,
 )
+from linformer_kit.data.files import text_files
 from linformer_kit.environment import best_device
 from linformer_kit.interop.loading import load_model
 from linformer_kit.report.figures import new_figure
@@ -64,7 +65,7 @@ class Settings:
 
 def measure(settings: Settings, results: Results) -> None:
     """Add the spectrum of each encoder."""
-    files = find_texts(settings.text_file)
+    files = text_files(settings.text_file, field="text_file")
     for name in settings.models:
         for untrained in (False, True)[: 1 + settings.untrained]:
             key = {"model": model_label(name), "untrained": untrained}
@@ -120,10 +121,20 @@ def draw(content: Record) -> Figure:
             if each is None:
                 axes.axis("off")
                 continue
-            draw_curves(axes, _spectrum(each))
-            axes.set_title(_title(each), fontsize=10, parse_math=False)
-        draw_shares(row[-1], _spectrum(record))
+            draw_curves(axes, _spectrum(each), _title(each))
+        _draw_shares(row[-1], _spectrum(record))
     return figure
+
+
+def _draw_shares(axes: Axes, spectrum: Spectrum) -> None:
+    """Plot the share of the largest quarter of the singular values, layers × heads."""
+    image = axes.imshow(spectrum.shares, cmap="viridis", aspect="auto")
+    axes.set(xlabel="head", ylabel="layer")
+    axes.set_title(f"Share of the {spectrum.quarter} largest of {spectrum.cumulative.shape[-1]}", fontsize=10)
+    for numbered in (axes.xaxis, axes.yaxis):
+        numbered.set_major_locator(MaxNLocator(integer=True))
+    assert axes.figure is not None
+    axes.figure.colorbar(image, ax=axes)
 
 
 def _spectrum(record: Record) -> Spectrum:

@@ -20,8 +20,17 @@ import pandas
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.encoders import build, device_of, dtype_of, random_ids, runner
-from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.analysis.measure import (
+    build,
+    device_of,
+    dtype_of,
+    in_fresh_process,
+    interleaved,
+    peak_bytes,
+    random_ids,
+    runner,
+    summary,
+)
 from reproduce.common import CostSettings, Record, Results, check_numbers, markdown, run
 
 SECONDS = 60.0  # for all runs over the short sequence

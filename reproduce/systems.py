@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.encoders import Encoder, Kind, build
+from linformer_kit.analysis.measure import Encoder, Kind, build
 from linformer_kit.operator import kernels
 from linformer_kit.operator.drop_in import LinformerAttention
 

@@ -35,9 +35,8 @@ from sklearn.linear_model import LogisticRegression
 
 from linformer_cli.errors import DivergedError
 from linformer_cli.settings import FinetuneSettings
-from linformer_kit.data.cached import cache_folder
-from linformer_kit.data.examples import Example
-from linformer_kit.data.labelled import LabelledTexts, load_labelled
+from linformer_kit.data.files import cache_folder
+from linformer_kit.data.labelled import Example, LabelledTexts, load_labelled
 from linformer_kit.data.read import load_hub
 from linformer_kit.files.writing import whole_file
 from linformer_kit.report.base import shortened

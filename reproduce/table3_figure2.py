@@ -30,20 +30,21 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, out_of_memory
-from linformer_kit.analysis.encoders import (
+from linformer_kit.analysis.measure import (
     Compiled,
     Encoder,
     Kind,
     Mode,
     build,
+    can_measure_memory,
     device_of,
     dtype_of,
+    interleaved,
     memory_of,
     random_ids,
     runner,
     time_encoders,
 )
-from linformer_kit.analysis.measure import can_measure_memory, interleaved
 from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
 

@@ -31,7 +31,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.spectrum import find_texts, sequence_length, sequences
+from linformer_kit.analysis.spectrum import sequence_length, sequences
+from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.figures import new_figure, show_grid
@@ -239,7 +240,7 @@ def measure(settings: Settings, results: Results) -> None:
 
 def _heads_of_model(settings: Settings) -> list[Heads]:
     """The heads of some layers of a model on some texts, for each layer and text."""
-    files = find_texts(settings.text_file)
+    files = text_files(settings.text_file, field="text_file")
     model, tokenizer = load_model(settings.model or "", AutoModel, "an encoder")
     n = sequence_length(model, tokenizer, None)
     ids = list(islice(sequences(files, tokenizer, seq_len=n), settings.samples))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from linformer_cli.cli import main
-from linformer_kit.analysis import bench, encoders
+from linformer_kit.analysis import bench, measure
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 30, "num_attention_heads": 5, "intermediate_size": 44}
 SIZES = [f"--{name}={value}" for name, value in SMALL.items()]
@@ -15,7 +15,7 @@ SIZES = [f"--{name}={value}" for name, value in SMALL.items()]
 
 @pytest.mark.e2e
 def test_results_and_their_tables(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
     arguments = ["--lengths", "37", "17", "--projected_dims", "19", "7", "--tokens", "74"]
     main(["bench", *SIZES, *arguments, "--dtype", "float32", "--output_dir", str(tmp_path / "out")])
     results = json.loads((tmp_path / "out" / "bench.json").read_text())

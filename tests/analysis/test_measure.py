@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from linformer_cli.errors import InputError, OutOfMemoryError
-from linformer_kit.analysis import encoders, measure
-from linformer_kit.analysis.encoders import Encoder, build, dtype_of, random_ids, runner
+from linformer_kit.analysis import measure
+from linformer_kit.analysis.measure import Encoder, build, dtype_of, random_ids, runner
 
 CPU = torch.device("cpu")
 
 
-def small(kind: encoders.Kind, **fields: object) -> Encoder:
+def small(kind: measure.Kind, **fields: object) -> Encoder:
     sizes = {"num_hidden_layers": 1, "hidden_size": 30, "num_attention_heads": 5, "intermediate_size": 44}
     return Encoder(kind=kind, seq_len=37, **sizes | fields)
 
@@ -83,13 +83,13 @@ def test_training_keeps_no_gradients():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
 def test_memory_of_training_holds_activations(monkeypatch):
-    monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
-    peaks = {mode: encoders.memory_of(small("full"), 1024, mode, CPU, torch.float32) for mode in ("forward", "train")}
+    monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    peaks = {mode: measure.memory_of(small("full"), 1024, mode, CPU, torch.float32) for mode in ("forward", "train")}
     assert peaks["train"] > 1024 * 37 * 30 * 4 * 5 > 0 and peaks["train"] > peaks["forward"]
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_auto_is_bfloat16_where_the_processor_has_it(has_bf16, monkeypatch):
-    monkeypatch.setattr(encoders, "use_bf16", lambda *_, **__: has_bf16)
+    monkeypatch.setattr(measure, "use_bf16", lambda *_, **__: has_bf16)
     assert dtype_of("auto", CPU) == ("bfloat16" if has_bf16 else "float32")
     assert dtype_of("float16", CPU) == "float16"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -21,9 +20,7 @@ from linformer_cli.cli import main
 from linformer_cli.settings import ConvertSettings
 from linformer_kit import LinformerModel
 from linformer_kit.files.manifest import damage
-from linformer_kit.interop.convert import convert
-from linformer_kit.linearized import adapter
-from linformer_kit.linearized.adapter import base_fingerprint
+from linformer_kit.interop import convert
 from tests.conftest import fail, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
@@ -127,7 +124,7 @@ def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
     source("BertModel", tmp_path / "theirs")
     monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
     with pytest.raises(KeyboardInterrupt):
-        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
+        convert.main(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
     assert {path.name for path in tmp_path.iterdir()} == {"theirs"}
 
 
@@ -172,30 +169,6 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     assert ("a plain encoder" in caplog.text) != embeds
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     assert loaded.max_seq_length == limit
-
-
-def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
-    """Of the new n, if there is one; recognised by the fingerprint of the source."""
-    source("BertModel", tmp_path / "theirs")
-    theirs = AutoModel.from_pretrained(tmp_path / "theirs")
-    for name, longest in (("ours-37", None), ("ours-74", 74)):
-        (tmp_path / name).mkdir()
-        about = {
-            "base_model": {"fingerprint": base_fingerprint(theirs)},
-            "linearize": {"max_position_embeddings": longest},
-        }
-        (tmp_path / name / "linformer.json").write_text(json.dumps(about))
-    shipped = {name: tmp_path / name for name in ("ours-37", "ours-74")}
-    monkeypatch.setattr(adapter, "shipped_adapters", lambda: shipped)
-    longer = ["--max_position_embeddings", "74"]
-    for name, options in (("ours-37", []), ("ours-74", longer)):
-        main(["convert", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), "--in_place", *options])
-        advice = f"convert with `--adapter {name}`, which ships for this model, or run `linformer distill`"
-        assert advice in capsys.readouterr().out
-    torch.nn.init.ones_(theirs.embeddings.LayerNorm.bias)  # other weights
-    theirs.save_pretrained(tmp_path / "others")
-    main(["convert", str(tmp_path / "others"), str(tmp_path / "linear"), "--in_place"])
-    assert "--adapter" not in capsys.readouterr().out
 
 
 def test_rejected_in_place(tmp_path, capsys):

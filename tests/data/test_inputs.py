@@ -12,10 +12,10 @@ import pyarrow
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from linformer_kit.data import inputs
-from linformer_kit.data.cached import cached_dataset
-from linformer_kit.data.examples import Columns, Example, Labels
+from linformer_kit.data import tokenizer as data_tokenizer
+from linformer_kit.data.files import cached_dataset
 from linformer_kit.data.inputs import labelled_inputs
+from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.tokenizer import Encoder
 
 NAMES = Labels(("a", "b", "c"))
@@ -53,7 +53,7 @@ def tokenised(texts, tokenizer, *, labels=NAMES, longest=LONGEST):
 
 @pytest.mark.parametrize(("pairs", "multi_label"), [(False, True), (True, False)])
 def test_items_are_what_the_tokenizer_gives(with_types, monkeypatch, pairs, multi_label):
-    monkeypatch.setattr(inputs, "_TOGETHER", 3)
+    monkeypatch.setattr(data_tokenizer, "_TOGETHER", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)
     labels = dataclasses.replace(NAMES, multi_label=multi_label)
     items = tokenised(texts, with_types, labels=labels)[0]

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from linformer_cli.errors import InputError
-from linformer_kit.data.files import find_files, standard_library
+from linformer_kit.data.files import find_files, text_files
 from linformer_kit.data.read import read_documents
 
 NOTES = "\n one\n two\n\n \n\nthree\n"
@@ -119,4 +119,4 @@ def test_what_is_not_the_library_is_left_out(tmp_path, monkeypatch, folder):
     path = tmp_path / "site-packages" / "stdlib" / folder / "x.py"
     path.parent.mkdir(parents=True)
     write(path, "x")
-    assert standard_library().paths == ((path,) if folder == "a" else ())
+    assert text_files(None, field="train_file").paths == ((path,) if folder == "a" else ())

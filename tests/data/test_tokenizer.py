@@ -111,7 +111,7 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
 
 def test_short_texts_are_whole_and_in_order(tokenizer):
     texts = [("the dog", None), ("", None), ("fox", None)] * 100
-    encoded = Encoder(tokenizer, 30)(texts)
+    encoded = list(Encoder(tokenizer, 30)(texts))
     assert [tokenizer.decode(text.window["input_ids"], skip_special_tokens=True) for text in encoded] == [
         text for text, _ in texts
     ]
@@ -142,6 +142,6 @@ def test_of_two_texts_the_longer_one_is_cut_first_and_both_need_room(tokenizer):
     special = tokenizer.num_special_tokens_to_add(pair=True)
     message = rf"^max_length: expected at least {special + 1} for pairs of texts, got {special}$"
     with pytest.raises(InputError, match=message):
-        Encoder(tokenizer, special)([("fox", LONG)])
+        next(Encoder(tokenizer, special)([("fox", LONG)]))
     with pytest.raises(InputError, match=r"^max_length: expected at least 3, got 2$"):
         Encoder(tokenizer, 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from linformer_kit.analysis.encoders import Encoder
+from linformer_kit.analysis.measure import Encoder
 from reproduce.table3_figure2 import largest_batch
 from tests.faults.runs import (
     assert_equal,

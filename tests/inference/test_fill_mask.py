@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from linformer_cli.cli import main
-from linformer_kit.inference.fill_mask import fill_mask
 from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 
@@ -26,10 +25,9 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
     assert len(lines) == 8 and re.match(r' *\d+\.\d\d%  ".+"$', lines[1])
-    guesses = fill_mask(str(model), "def <mask>(")
-    assert len(guesses) == 1 and len(guesses[0]) == 5
-    probabilities = [guess["probability"] for guess in guesses[0]]
-    assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
+    main(["fill-mask", str(model), "def <mask>("])
+    percents = [float(line.partition("%")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(percents) == 5 and percents == sorted(percents, reverse=True) and 0 < sum(percents) < 100
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,8 @@ def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linea
     if linear:
         main(["convert", str(teacher), str(model), "--in_place", "--projected_dim", "3"])
     n, around = PRETRAIN_SIZES["max_position_embeddings"], 2  # tokens before and behind the text
-    assert len(fill_mask(str(model), "<mask>" * (n - around))) == n - around
+    main(["fill-mask", str(model), "<mask>" * (n - around)])
+    assert f"mask {n - around}\n" in capsys.readouterr().out
     for longer in (n + 1, n + 2, n + 3):
         error = fail(capsys, "fill-mask", model, "<mask>" * (longer - around))
         assert f"text: expected at most {n} tokens, got {longer}" in error

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import logit
 
-from linformer_kit.data.examples import Example, Labels
+from linformer_kit.data.labelled import Example, Labels
 from linformer_kit.inference import scores as s
 
 # Class 0 four times, 1 three times, 2 never; two mistakes.

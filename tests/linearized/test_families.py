@@ -112,16 +112,18 @@ def test_copied_and_saved_it_gives_the_same(name, options, tmp_path):
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31}
 _PART = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 _T5 = {"d_model": 24, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 31}
+_BART = {"d_model": 24, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 31}
+_BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 REJECTED = {
     "GPT2Model": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31}, "causal attention"),
-    "T5Model": ("T5Config", _T5, "a decoder"),
+    "BartModel": ("BartConfig", _BART, "causal attention"),
     "T5EncoderModel": ("T5Config", _T5, "without position_bias"),
     "CLIPModel": (
         "CLIPConfig",
         {"text_config": _PART, "vision_config": _PART},
         "which has several: text_config, vision_config",
     ),
-    "BertLMHeadModel": ("BertConfig", {"is_decoder": True, **_SIZES}, "a decoder"),
+    "BertLMHeadModel": ("BertConfig", {"is_decoder": True, **_SIZES}, "causal attention"),
     "MPNetModel": ("MPNetConfig", _SIZES, "attention interface (that of BERT, RoBERTa,"),
 }
 

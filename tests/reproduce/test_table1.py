@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from linformer_kit.analysis.encoders import Encoder
+from linformer_kit.analysis.measure import Encoder
 from reproduce import systems, table1
 from reproduce.common import run
 from reproduce.systems import SYSTEMS, strided_pattern

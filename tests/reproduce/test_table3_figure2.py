@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from linformer_kit.analysis import encoders
+from linformer_kit.analysis import measure
 from reproduce import table3_figure2 as script
 from reproduce.common import run
 
@@ -23,7 +23,7 @@ def tiny(monkeypatch):
     """Few tokens in a batch, and memory measured in this process."""
     monkeypatch.setattr(script, "TOKENS", {"cpu": 74})
     monkeypatch.setattr(script, "MEMORY_TOKENS", 8192)
-    monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
 
 
 @pytest.mark.e2e

@@ -163,5 +163,5 @@ def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
 
 def test_unigram_entropy_by_hand(words):
     blocks = Dataset.from_dict({"input_ids": [[0, 5, 5, 2], [0, 7, 9, 2]]})
-    data = SimpleNamespace(tokenizer=words, validation_blocks=blocks)
+    data = SimpleNamespace(tokenizer=words, validation=SimpleNamespace(blocks=blocks.with_format("numpy")))
     assert _unigram_entropy(data) == pytest.approx(1.5 * math.log(2))

@@ -10,8 +10,15 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import BenchSettings, without_local_paths
-from linformer_kit.analysis.encoders import Encoder, Mode, device_of, dtype_of, memory_of, time_encoders
-from linformer_kit.analysis.measure import can_measure_memory
+from linformer_kit.analysis.measure import (
+    Encoder,
+    Mode,
+    can_measure_memory,
+    device_of,
+    dtype_of,
+    memory_of,
+    time_encoders,
+)
 from linformer_kit.environment import environment
 from linformer_kit.files.folders import check_new_folder, check_writable
 from linformer_kit.files.runs import open_output_dir

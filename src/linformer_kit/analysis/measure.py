@@ -1,4 +1,7 @@
-"""Measure time by interleaved repetitions, and peak memory in a fresh process."""
+"""Time by alternating repetitions and peak memory in a fresh process, of any function; and the encoders measured so.
+
+The encoders, Linformers and Transformers of equal size, have random weights and tokens: neither changes the cost.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,30 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel, RobertaConfig, RobertaModel
 
-from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
-from linformer_kit.environment import most_bytes, status_bytes
+from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError, input_errors
+from linformer_kit.environment import most_bytes, status_bytes, use_bf16
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.modeling import LinformerModel
 
 Name = TypeVar("Name", bound=Hashable)
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5)
+Kind = Literal["linformer", "full", "roberta", "eager"]
+Mode = Literal["forward", "train"]
+Compiled = Literal["no", "default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+
+_FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
+_WARM_UP_TOKENS = 64
+_COMPILING_RUNS = 3  # compiles, records and first replays CUDA graphs
 
 
 def interleaved(
@@ -38,7 +54,7 @@ def interleaved(
 
     Args:
         cases: Functions to run, by name.
-        device: Device of the functions; accelerators are synchronised.
+        device: Their device; accelerators are synchronised.
         repetitions: Number of rounds after the warm-up.
         seconds: Time limit for one case in all rounds; a run that would exceed it is skipped.
 
@@ -130,3 +146,144 @@ def _reset_resident_peak() -> int:
         trim(0)
     _CLEAR_REFS.write_text("5")
     return status_bytes("VmRSS") or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """An encoder to build, without pooler and dropout.
+
+    Attributes:
+        kind: A Linformer with one E = F in all layers, this package's Transformer (`full`), or transformers'
+            RobertaModel with scaled_dot_product_attention (`roberta`) or with a stored n×n matrix (`eager`).
+        seq_len: n, the maximum sequence length, which is also the measured one.
+        projected_dim: k; None for Transformers.
+        vocab_size: Tokens in the vocabulary; small, as the time of the lookup does not depend on it.
+        compiled: Mode of `torch.compile` of each layer; `no`: operation by operation.
+    """
+
+    kind: Kind
+    seq_len: int
+    projected_dim: int | None = None
+    num_hidden_layers: int = 2
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    vocab_size: int = 1000
+    compiled: Compiled = "no"
+
+
+def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
+    """Build the model with random weights, initialised on the device and in the data type."""
+    widths = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    fields: dict[str, Any] = {name: getattr(encoder, name) for name in widths}
+    fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            model = _model(encoder, fields)
+    finally:
+        torch.set_default_dtype(before)
+    if encoder.compiled == "reduce-overhead":
+        model.compile(mode=encoder.compiled, dynamic=False)  # whole: a graph's outputs are the inputs of the next one
+    elif encoder.compiled != "no":
+        # Layer by layer: one program for all of them, and compiled in the time of one.
+        for layer in next(part for part in model.encoder.children() if isinstance(part, nn.ModuleList)):
+            layer.compile(mode=encoder.compiled, dynamic=False)
+    return model.to(device).train(mode == "train")
+
+
+def _model(encoder: Encoder, fields: dict[str, Any]) -> PreTrainedModel:
+    if encoder.kind in ("roberta", "eager"):
+        attention = "sdpa" if encoder.kind == "roberta" else "eager"
+        fields |= {"max_position_embeddings": encoder.seq_len + 2, "type_vocab_size": 1}
+        return RobertaModel(RobertaConfig(**fields, attn_implementation=attention), add_pooling_layer=False)
+    kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
+    return LinformerModel(
+        LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
+    )
+
+
+def random_ids(encoder: Encoder, batch: int, device: torch.device) -> Int[Tensor, "batch seq_len"]:
+    """Random token ids, without special tokens."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, encoder.seq_len)
+    return torch.randint(_FIRST_ORDINARY, encoder.vocab_size, shape, generator=generator).to(device)
+
+
+def runner(
+    model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode, *, keep_gradients: bool = False
+) -> Callable[[], object]:
+    """A function for one run: a forward pass, or forward and backward of the mean square of the output."""
+
+    def step() -> None:
+        model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+        if not keep_gradients:
+            model.zero_grad(set_to_none=True)
+
+    if mode == "train":
+        return step
+    return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
+
+
+def time_encoders(
+    encoders: list[Encoder],
+    batch: int,
+    mode: Mode,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    repetitions: int,
+    seconds: float = 10.0,
+) -> dict[Encoder, dict[str, Any]]:
+    """Time a batch of random tokens in encoders of one length, with arguments as `interleaved`.
+
+    Returns:
+        `summary` of each, on an accelerator with `peak_bytes` of a run beside all weights.
+    """
+    torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
+    runs = {
+        encoder: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
+        for encoder in encoders
+    }
+    for encoder, run in runs.items():
+        if encoder.compiled != "no":
+            for _ in range(_COMPILING_RUNS):
+                run()
+    timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
+    peaks = (
+        {} if device.type == "cpu" else {name: {"peak_bytes": peak_bytes(run, device)} for name, run in runs.items()}
+    )
+    return {encoder: summary(taken) | peaks.get(encoder, {}) for encoder, taken in timings.items()}
+
+
+def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
+    """Peak bytes of one run minus those of weights and gradients, in use before it; on a CPU in a fresh process."""
+    if device.type != "cpu":
+        return _memory_of(encoder, batch, mode, device, dtype)
+    return in_fresh_process(_memory_of, encoder, batch, mode, device, dtype)
+
+
+def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
+    model, ids = build(encoder, device, dtype, mode), random_ids(encoder, batch, device)
+    short, whole = (runner(model, part, mode, keep_gradients=True) for part in (ids[:1, :_WARM_UP_TOKENS], ids))
+    short()  # initialises libraries and allocates gradients
+    return peak_bytes(whole, device)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, with its index.
+
+    Raises:
+        InputError: if it is not available.
+    """
+    with input_errors(f"device: expected cpu or an available accelerator, got {name}"):
+        return torch.empty(0, device=name).device
+
+
+def dtype_of(name: str, device: torch.device) -> str:
+    """The data type, `auto` replaced by one that is fast for all encoders: bfloat16, or float32 on a CPU without it."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type != "cpu" or use_bf16("auto", on_cpu=True) else "float32"

@@ -15,15 +15,13 @@ import torch
 import yaml
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import SpectrumSettings, model_label
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
-from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_kit.data.files import TextFiles, text_files
 from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
@@ -52,7 +50,7 @@ def main(settings: SpectrumSettings) -> None:
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
-    files = find_texts(settings.text_file, column=settings.text_column)
+    files = text_files(settings.text_file, field="text_file", column=settings.text_column)
     model, tokenizer = load_model(settings.model, AutoModel, "an encoder")
     model.to(best_device())
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
@@ -75,7 +73,9 @@ def main(settings: SpectrumSettings) -> None:
     with whole_folder(folder) as part:
         write_json(results, part / "spectrum.json")
         write_whole(part / "spectrum.md", text)
-        save_figure(draw_spectrum(spectrum, f"{results['model']}, n {seq_len}"), part / "spectrum.png")
+        figure, axes = new_figure((6, 4.4))
+        draw_curves(axes, spectrum, f"{results['model']}, n {seq_len}")
+        save_figure(figure, part / "spectrum.png")
         if settings.choose:
             write_whole(part / "projected_dims.yaml", _as_config(results))
     print(text)
@@ -89,14 +89,6 @@ def _as_config(results: dict[str, Any]) -> str:
     return yaml.safe_dump(
         {"model": sizes | {"projected_dim": results["projected_dim"]}}, sort_keys=False, default_flow_style=None
     )
-
-
-def find_texts(text_file: list[str] | None, *, column: str = "text") -> TextFiles:
-    """The files, folders or globs to read, as `TextFiles`; None: the source of the Python standard library."""
-    if text_file is None:
-        return standard_library()
-    paths = find_files(text_file, field="text_file")
-    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document="file", column=column)
 
 
 def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
@@ -186,18 +178,8 @@ def share_table(spectrum: Spectrum, *, energy: float = 0.9) -> list[str]:
     return table(columns, rows)
 
 
-def draw_spectrum(spectrum: Spectrum, title: str) -> Figure:
-    """Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right."""
-    figure, (left, right) = new_figure((11, 4.4), 1, 2)
-    draw_curves(left, spectrum)
-    left.set_title("Mean over heads; shaded: ± one deviation over texts", fontsize=10)
-    draw_shares(right, spectrum)
-    figure.suptitle(f"Spectrum of attention: {title}", fontsize=11, parse_math=False)
-    return figure
-
-
-def draw_curves(axes: Axes, spectrum: Spectrum) -> None:
-    """Plot the mean over heads of the cumulative curves of each layer, with a line at a quarter of the rank."""
+def draw_curves(axes: Axes, spectrum: Spectrum, title: str) -> None:
+    """Plot the mean over heads of the cumulative curve of each layer, and its deviation over texts (Figure 1, left)."""
     layers, _, rank = spectrum.cumulative.shape
     ranks, at = np.arange(1, rank + 1), spectrum.quarter
     for layer in range(layers):
@@ -210,17 +192,7 @@ def draw_curves(axes: Axes, spectrum: Spectrum) -> None:
     axes.axvline(at, color="grey", linewidth=0.8, linestyle="--")
     axes.text(at, 0.02, f" {at}", color="grey", fontsize=8)
     axes.set(xlim=(0, rank), ylim=(0, 1.02))
+    axes.set_title(title, fontsize=10, parse_math=False)
     axes.set(xlabel="index of singular value, the largest first", ylabel="normalised cumulative singular value")
     axes.legend(fontsize=8, ncols=1 + (layers > 8), loc="lower right")
     show_grid(axes)
-
-
-def draw_shares(axes: Axes, spectrum: Spectrum) -> None:
-    """Plot the share of the largest quarter of the singular values, layers × heads."""
-    image = axes.imshow(spectrum.shares, cmap="viridis", aspect="auto")
-    axes.set(xlabel="head", ylabel="layer")
-    axes.set_title(f"Share of the {spectrum.quarter} largest of {spectrum.cumulative.shape[-1]}", fontsize=10)
-    for numbered in (axes.xaxis, axes.yaxis):
-        numbered.set_major_locator(MaxNLocator(integer=True))
-    assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes)

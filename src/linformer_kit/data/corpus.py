@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 from datasets import Dataset
-from jaxtyping import Bool
+from jaxtyping import Int
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import CachedTextSettings, CorpusSettings, names_only
-from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
-from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_cli.settings import CachedTextSettings, CorpusSettings
+from linformer_kit.data.files import TextFiles, cache_folder, cached_dataset, content_hash, text_files
 from linformer_kit.data.read import check_columns, load_hub, read_documents
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
@@ -63,7 +62,10 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
         choice = "validation split"
     else:
         choice = [settings.validation_fraction, seed]
-        train, validation = _split(train, name, fraction=settings.validation_fraction, seed=seed)
+        texts = tqdm(texts_of(train), total=len(train), desc="Splitting", unit=" documents", delay=2)
+        advice = ", or smaller documents by --document line"
+        parts = split(texts, fraction=settings.validation_fraction, seed=seed, name=name, advice=advice)
+        train, validation = (train.select(part) for part in parts)
     description = f"{name}: {len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(train, validation, description, content_hash([source, choice]))
 
@@ -73,17 +75,10 @@ def texts_of(documents: Dataset) -> Iterator[str]:
     return (text for batch in documents.iter(batch_size=_TOGETHER) for text in batch["text"])
 
 
-def _split(documents: Dataset, name: str, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    texts = tqdm(texts_of(documents), total=len(documents), desc="Splitting", unit=" documents", delay=2)
-    advice = ", or smaller documents by --document line"
-    held = held_out(texts, fraction=fraction, seed=seed, name=name, advice=advice)
-    return documents.select(np.flatnonzero(~held)), documents.select(np.flatnonzero(held))
-
-
-def held_out(
+def split(
     texts: Iterable[str], *, fraction: float, seed: int, name: str, advice: str = ""
-) -> Bool[np.ndarray, " texts"]:
-    """Which texts to hold out: at least one and never all, and equal texts alike, so that none is in both parts.
+) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " validation"]]:
+    """Numbers of the texts to learn from and of those to hold out: at least one, and equal texts in the same part.
 
     Those with the lowest hashes are held out, so the choice depends on neither the order of the texts nor the machine.
 
@@ -98,7 +93,8 @@ def held_out(
             f"{name}: expected at least 2 different texts to hold some out, got 1; give --validation_file{advice}"
         )
     count = max(1, round(fraction * len(ranks)))
-    return ranks <= min(np.sort(ranks)[count - 1], different[-2])
+    held = ranks <= min(np.sort(ranks)[count - 1], different[-2])
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None, list[Any]]:
@@ -137,11 +133,8 @@ def _not_empty(documents: Dataset, source: str) -> Dataset:
 
 def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, str]:
     """Name, documents and fingerprint of the files of a setting; without any, of Python's standard library."""
-    if patterns := getattr(settings, field):
-        paths = find_files(patterns, field=field)
-        files = TextFiles(" ".join(names_only(patterns)), paths, settings.document, settings.text_column)
-    else:
-        files = standard_library()
+    patterns = getattr(settings, field)
+    files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)
     fingerprint = files.fingerprint()
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
     return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint

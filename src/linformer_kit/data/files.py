@@ -1,19 +1,30 @@
-"""Search for files of texts, and fingerprints of their contents."""
+"""Files of texts and fingerprints of their contents; and the cache of what is made from them.
+
+The cache has Arrow files that are written once, atomically, and memory-mapped by every process.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import platform
 import sysconfig
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+from datasets import Dataset
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_kit.data.cached import content_hash
+from linformer_cli.settings import names_only
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
 from linformer_kit.files.manifest import file_fingerprint
+from linformer_kit.files.writing import whole_file
 
 SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
 
@@ -29,7 +40,7 @@ class TextFiles:
 
     name: str  # for messages
     paths: tuple[Path, ...]  # sorted, each once
-    document: str  # rule for text files, a key of `read.RULES`
+    document: str  # what a document of a text file is: `file` or `line`
     column: str  # text column of tables
 
     def fingerprint(self) -> str:
@@ -71,9 +82,52 @@ def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     return [path]
 
 
-def standard_library() -> TextFiles:
-    """The built-in corpus: the source of the Python standard library, one document per file."""
+def text_files(patterns: list[str] | None, *, field: str, document: str = "file", column: str = "text") -> TextFiles:
+    """The files that patterns match, as `find_files`; None: the source of the Python standard library."""
+    if patterns:
+        return TextFiles(" ".join(names_only(patterns)), find_files(patterns, field=field), document, column)
     root = Path(sysconfig.get_path("stdlib"))
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
     name = f"standard library of Python {platform.python_version()}"
     return TextFiles(name, tuple(sorted(paths)), document="file", column="text")
+
+
+def content_hash(parts: Iterable[Any]) -> str:
+    """Hexadecimal SHA-256 of values that JSON can hold, in their order."""
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(json.dumps(part).encode() + b"\n")
+    return content.hexdigest()
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
+    if cache_dir:
+        return Path(cache_dir).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
+
+
+def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]]) -> Dataset:
+    """Read an Arrow file, or write it first.
+
+    Args:
+        path: The file; its name contains a hash of everything that its content depends on.
+        schema: Schema of the file.
+        batches: Called to make the content if the file is missing or damaged.
+
+    Returns:
+        The memory-mapped data set.
+
+    Raises:
+        OSError: The file cannot be written; the error has the name of the file or its folder.
+    """
+    if path.exists():
+        try:
+            return Dataset.from_file(str(path))
+        except (pyarrow.ArrowException, OSError):
+            pass  # Damaged: write it again. Do not remove it: another process may just have replaced it.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
+        for batch in batches():
+            writer.write_batch(batch)
+    return Dataset.from_file(str(path))

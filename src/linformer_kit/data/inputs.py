@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.data.examples import Columns, Example, Labels
+from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
 from linformer_kit.data.tokenizer import Encoder
 
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
 
-_TOGETHER = 256  # texts in a call of the tokenizer
 _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 
@@ -80,11 +79,9 @@ def labelled_inputs(
     """Tokenise labelled texts, each into one window, and log how many are truncated.
 
     Args:
-        examples: The texts.
-        labels: The classes.
-        columns: For messages.
+        examples, labels: The texts, and their classes.
+        columns, name: For messages.
         encoder: Tokenises and truncates.
-        name: Name of the texts, for messages.
 
     Returns:
         The items in the order of the texts, and how much was truncated: `texts`, their removed `tokens`, and all tokens
@@ -93,12 +90,12 @@ def labelled_inputs(
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
     cut = {"texts": 0, "tokens": 0, "of_tokens": 0}
-    for start in tqdm(range(0, len(examples), _TOGETHER), f"Tokenising {name} texts", delay=2):
-        for text in encoder([(each.text, each.text_pair) for each in examples[start : start + _TOGETHER]]):
-            windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
-            cut["texts"] += text.lost > 0
-            cut["tokens"] += text.lost
-            cut["of_tokens"] += text.tokens
+    encoded = encoder([(example.text, example.text_pair) for example in examples])
+    for text in tqdm(encoded, f"Tokenising {name} texts", len(examples), delay=2):
+        windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
+        cut["texts"] += text.lost > 0
+        cut["tokens"] += text.lost
+        cut["of_tokens"] += text.tokens
     if cut["texts"]:
         logger.info(
             f"{name}: {cut['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens and lose "

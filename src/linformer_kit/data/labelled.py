@@ -1,9 +1,11 @@
-"""Labelled texts for training and evaluation, of files or of the hub, with all checks."""
+"""Labelled texts of files or of the hub, and their classes: checked rows, with their source file and line."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,15 +13,154 @@ import numpy as np
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
-from linformer_kit.data.cached import content_hash
-from linformer_kit.data.corpus import held_out
-from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
-from linformer_kit.data.files import find_files
-from linformer_kit.data.read import TABLE_SUFFIXES, Row, hub_rows, load_hub, read_table
+from linformer_kit.data.corpus import split
+from linformer_kit.data.files import content_hash, find_files
+from linformer_kit.data.read import TABLE_SUFFIXES, Row, TextColumns, check_text, hub_rows, load_hub, read_table
 
 logger = logging.getLogger(__name__)
 
 ACCURACY, MACRO_F1, MICRO_F1 = "accuracy", "macro_f1", "micro_f1"
+
+_SHOWN = 10  # maximum number of classes that an error lists
+_INTEGER = re.compile(r"(0|-?[1-9]\d{,17})(\.0+)?", re.ASCII)  # with more digits it is a name
+_FLAGS = {"-1", "0", "1", "False", "True"}
+# A list of numbers, strings or truth values as Python and NumPy print it, which pandas writes to CSV.
+_PRINTED_LIST = re.compile(r"\[\s*((-?[\d.]|['\"]|True|False).*)?\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Columns(TextColumns):
+    """Which columns of a table hold texts and classes."""
+
+    label: str = "label"  # the class, or a list of classes
+
+    def names(self) -> dict[str, str]:
+        return super().names() | {"label_column": self.label}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One labelled text."""
+
+    source: str  # file and line or row
+    text: str
+    text_pair: str | None
+    values: tuple[str, ...]  # its classes as in the file; exactly one unless `multi_label`
+    multi_label: bool  # whether it may have any number of classes
+
+    @property
+    def joined(self) -> str:
+        """The text, or both texts of a pair."""
+        return self.text if self.text_pair is None else f"{self.text}\0{self.text_pair}"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The classes of labelled texts."""
+
+    names: tuple[str, ...]  # by number
+    multi_label: bool = False  # whether a text may have any number of them instead of one
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is measured; the first one selects the best model."""
+        return (MICRO_F1, MACRO_F1, ACCURACY) if self.multi_label else (ACCURACY, MACRO_F1)
+
+    def number(self, value: str, *, source: str, column: str) -> int:
+        """The index of a class that is given as in a file; an `InputError` if it is unknown."""
+        for name in (value, _as_integer(value)):
+            if name in self.names:
+                return self.names.index(name)
+        raise InputError(f"{source}: {column!r} is {value!r}; expected one of {listed_classes(self.names)}")
+
+    def target(self, example: Example, *, column: str) -> int | list[float]:
+        """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.
+
+        Raises:
+            InputError: for a class that is none of these, or several where there is one.
+        """
+        if example.multi_label and not self.multi_label:
+            raise InputError(f"{example.source}: {column!r} is a list; expected one class")
+        numbers = [self.number(value, source=example.source, column=column) for value in example.values]
+        return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
+
+
+def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
+    """Convert rows of tables to labelled texts.
+
+    Raises:
+        InputError: at the first invalid row, with file and line: a missing text or class, or a mixture of single
+            classes and lists of classes.
+    """
+    examples: list[Example] = []
+    for source, row in rows:
+        example = _example(source, row, columns)
+        if examples and example.multi_label != examples[0].multi_label:
+            got, expected = ("a list", "one class") if example.multi_label else ("one class", "a list")
+            raise InputError(f"{source}: {columns.label!r} is {got}; expected {expected} as in {examples[0].source}")
+        examples.append(example)
+    return examples
+
+
+def labels_of(examples: Sequence[Example], column: str) -> Labels:
+    """The classes that occur, integers in numerical order (1.0, as pandas writes 1, is 1), others alphabetically.
+
+    Raises:
+        InputError: for fewer than two classes (one, if multi-label), or a different class in each text.
+    """
+    values = {value for example in examples for value in example.values}
+    if len(values) == len(examples) > _SHOWN:
+        raise InputError(
+            f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
+        )
+    integers = {_as_integer(value) for value in values}
+    names = sorted(values) if None in integers else sorted(filter(None, integers), key=int)
+    multi_label = examples[0].multi_label
+    if len(names) < (1 if multi_label else 2):
+        got = f"only {names[0]!r}" if names else "none"
+        raise InputError(f"label_column {column!r}: expected two or more classes, got {got} in {len(examples)} rows")
+    return Labels(tuple(names), multi_label=multi_label)
+
+
+def listed_classes(names: Sequence[str]) -> str:
+    """The names of the first classes, for messages."""
+    return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+
+
+def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
+    text, text_pair = columns.texts(source, row)
+    value = row[columns.label]
+    if isinstance(value, str) and _PRINTED_LIST.fullmatch(value.strip()):
+        raise InputError(
+            f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, or a list in "
+            "JSON Lines or Parquet"
+        )
+    multi_label = isinstance(value, list)
+    values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
+    if len(set(values)) < len(values) and _FLAGS.issuperset(values):
+        raise InputError(
+            f"{source}: {columns.label!r} is {value!r:.40}, as if a 0 or 1 stood for each class; expected the names or "
+            "numbers of the text's classes"
+        )
+    return Example(source, text, text_pair, tuple(dict.fromkeys(values)), multi_label)
+
+
+def _class(value: Any, source: str, column: str) -> str:
+    """A class as a string: Parquet and JSON contain numbers, and floats in columns with missing values."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if missing or (isinstance(value, str) and not value.strip()):
+        raise InputError(f"{source}: no class in {column!r}; expected one")
+    if not isinstance(value, (str, int)):
+        raise InputError(f"{source}: {column!r} is {type(value).__name__}; expected a class, as text or a whole number")
+    return check_text(str(value).strip(), source=source, column=column)
+
+
+def _as_integer(value: str) -> str | None:
+    """An integer in canonical form, else None: 01 is a name."""
+    match = _INTEGER.fullmatch(value)
+    return match[1] if match else None
 
 
 @dataclass(frozen=True)
@@ -30,7 +171,6 @@ class LabelledTexts:
     validation: list[Example]
     labels: Labels
     columns: Columns
-    metrics: tuple[str, ...]  # the first one selects the best model
     description: str  # source and numbers of texts in one line, for logs and reports
 
     def fingerprint(self) -> str:
@@ -41,7 +181,7 @@ class LabelledTexts:
 
 
 def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
-    """Find, read and check all labelled texts; suspicious but usable data is logged as a warning.
+    """Find, read and check all labelled texts; validation texts that are training texts too are logged as a warning.
 
     Raises:
         InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
@@ -51,41 +191,43 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     columns = columns_of(settings, Columns("text"))
     train = _read(settings, columns, "train")
     labels = labels_of(train, columns.label)
-    only_training = settings.train_file and not settings.validation_file
-    optional = settings.dataset_name is not None  # a part of the training texts takes their place
-    validation = [] if only_training else _read(settings, columns, "validation", optional=optional)
+    validation = _read(settings, columns, "validation", optional=True)
     if not validation:
-        texts = ("\0".join(_texts_of(example)) for example in train)
-        held = held_out(texts, fraction=settings.validation_fraction, seed=settings.split_seed, name="train_file")
-        train, validation = ([train[index] for index in np.flatnonzero(side)] for side in (~held, held))
+        texts, fraction = (example.joined for example in train), settings.validation_fraction
+        parts = split(texts, fraction=fraction, seed=settings.split_seed, name="train_file")
+        train, validation = ([train[index] for index in part] for part in parts)
     train = sample(train, settings.max_train_samples, seed=settings.split_seed)
     validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
-    _check(train, validation, labels, columns)
+    for example in validation:
+        labels.target(example, column=columns.label)  # rejects classes of no training text
+    learnt = {example.joined for example in train}
+    if both := [example.source for example in validation if example.joined in learnt]:
+        logger.warning(
+            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
+            f"which makes the metrics too high; the first: {both[0]}"
+        )
     name = settings.dataset_name or " ".join(names_only(settings.train_file or []))
     many = ", any number of them for a text" if labels.multi_label else ""
     description = (
         f"{name}: {len(train):,} texts to learn from, {len(validation):,} for validation, "
         f"{len(labels.names)} classes{many}"
     )
-    return LabelledTexts(train, validation, labels, columns, metrics_of(labels), description)
+    return LabelledTexts(train, validation, labels, columns, description)
 
 
-def load_measured(settings: EvaluateSettings, labels: Labels, defaults: Columns) -> tuple[list[Example], Columns]:
+def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], Columns]:
     """The labelled texts to evaluate a classifier on, and their columns.
 
     Args:
         settings: Source of the texts.
-        labels: The classifier's classes.
         defaults: Columns that the settings do not name.
 
     Raises:
-        InputError: as for `load_labelled`, and for a class that the model does not have.
+        InputError: as for `load_labelled`.
     """
     _check_source(settings, "validation_file")
     columns = columns_of(settings, defaults)
-    examples = sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0)
-    _check([], examples, labels, columns)
-    return examples, columns
+    return sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0), columns
 
 
 def columns_of(settings: LabelledSettings, defaults: Columns) -> Columns:
@@ -106,11 +248,6 @@ def columns_of(settings: LabelledSettings, defaults: Columns) -> Columns:
     return given
 
 
-def metrics_of(labels: Labels) -> tuple[str, ...]:
-    """What is measured, the first to choose a model by."""
-    return (MICRO_F1, MACRO_F1, ACCURACY) if labels.multi_label else (ACCURACY, MACRO_F1)
-
-
 def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Example]:
     """At most `count` examples, drawn at random, in their original order."""
     if count is None or count >= len(examples):
@@ -120,31 +257,26 @@ def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Exa
 
 
 def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: bool = False) -> list[Example]:
-    """The texts of one side; an error if there are none, unless they are optional."""
-    field = f"{side}_file"
+    """The texts of one side, at least one; none only if they are optional, and the source has no such side."""
     rows: Iterator[Row]
     if settings.dataset_name:
-        rows = _rows_of_hub(settings, settings.dataset_name, columns, side, optional=optional)
+        place, name = settings.dataset_name, getattr(settings, "split", None) or side
+        splits = load_hub(place, settings.dataset_config_name)
+        if name not in splits and optional:
+            return []
+        if name not in splits:
+            raise InputError(f"dataset_name {place}: expected a split {name!r}, got {', '.join(map(repr, splits))}")
+        rows = hub_rows(place, name, splits[name], columns.names())
     else:
-        paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
-        rows = (row for path in paths for row in read_table(path, columns.names()))
-    examples = as_examples(rows, columns)
-    if not examples and not optional:
-        place = settings.dataset_name or " ".join([field, *getattr(settings, field)])
-        raise InputError(f"{place}: expected texts, got none")
-    return examples
-
-
-def _rows_of_hub(
-    settings: LabelledSettings, name: str, columns: Columns, side: str, *, optional: bool
-) -> Iterator[Row]:
-    split = getattr(settings, "split", None) or side
-    splits = load_hub(name, settings.dataset_config_name)
-    if split in splits:
-        return hub_rows(name, split, splits[split], columns.names())
-    if optional:
-        return iter(())
-    raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
+        field = f"{side}_file"
+        patterns = getattr(settings, field) or []
+        if optional and not patterns:
+            return []
+        paths = find_files(patterns, field=field, suffixes=TABLE_SUFFIXES)
+        place, rows = " ".join([field, *patterns]), (row for path in paths for row in read_table(path, columns.names()))
+    if examples := as_examples(rows, columns):
+        return examples
+    raise InputError(f"{place}: expected texts, got none")
 
 
 def _check_source(settings: LabelledSettings, field: str) -> None:
@@ -155,26 +287,3 @@ def _check_source(settings: LabelledSettings, field: str) -> None:
     for name in ("split", "dataset_config_name") if files else ("validation_file",):
         if value := getattr(settings, name, None):
             raise InputError(f"{name}: expected none with {field if files else 'dataset_name'}, got {value}")
-
-
-def _texts_of(example: Example) -> tuple[str, ...]:
-    return (example.text,) if example.text_pair is None else (example.text, example.text_pair)
-
-
-def _check(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Raise an error for unknown classes; warn of texts in both parts, and of classes without texts."""
-    learnt = {_texts_of(example) for example in train}
-    if both := [example.source for example in validation if _texts_of(example) in learnt]:
-        logger.warning(
-            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
-            f"which makes the metrics too high; the first: {both[0]}"
-        )
-    for side, examples in (("training", train), ("validation", validation)):
-        present = {
-            labels.number(value, source=example.source, column=columns.label)
-            for example in examples
-            for value in example.values
-        }
-        absent = [name for number, name in enumerate(labels.names) if number not in present]
-        if examples and absent:
-            logger.warning("%s: no text has class %s", side, listed_classes(absent))

@@ -78,14 +78,17 @@ class MaskedBlocks(torch.utils.data.Dataset):
     Args:
         blocks: Result of `packing.pack`.
         masks: Masks the blocks.
+
+    Attributes:
+        blocks: The blocks before masking, as arrays.
     """
 
     def __init__(self, blocks: Dataset, masks: BlockMasker) -> None:
-        self._blocks = blocks.with_format("numpy")
+        self.blocks = blocks.with_format("numpy")
         self._masks = masks
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.blocks)
 
     def __getitem__(self, key: int | tuple[int, int | None]) -> dict[str, torch.Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
@@ -94,7 +97,7 @@ class MaskedBlocks(torch.utils.data.Dataset):
             return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # a negative index would give the same block with other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
-        return self._masks(self._blocks[index]["input_ids"], epoch=epoch, index=index)
+        return self._masks(self.blocks[index]["input_ids"], epoch=epoch, index=index)
 
 
 def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) -> list[tuple[int, int | None]]:

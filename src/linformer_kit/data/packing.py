@@ -7,6 +7,7 @@ chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chu
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,9 +22,10 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
-from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
+from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
+from linformer_kit.data.read import together
 from linformer_kit.data.tokenizer import (
     end_token_id,
     load_tokenizer,
@@ -49,7 +51,6 @@ class MaskedText:
     tokenizer: PreTrainedTokenizerFast
     train: MaskedBlocks
     validation: MaskedBlocks  # the same at each evaluation
-    validation_blocks: Dataset  # before masking
 
 
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
@@ -75,14 +76,13 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
         )
 
     train = MaskedBlocks(packed(corpus.train, "training"), masks)
-    validation_blocks = packed(corpus.validation, "validation")
-    validation = MaskedBlocks(validation_blocks, masks)
+    validation = MaskedBlocks(packed(corpus.validation, "validation"), masks)
     if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
         raise InputError(
             f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
             f"got {settings.mlm_probability}"
         )
-    return MaskedText(corpus, tokenizer, train, validation, validation_blocks)
+    return MaskedText(corpus, tokenizer, train, validation)
 
 
 def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -115,7 +115,7 @@ def pack(
         documents: Data set with a column `text`.
         tokenizer: Has a start and an end token.
         seq_len: Length of a block in tokens, start token included.
-        cache: Folder for the blocks, which are memory-mapped.
+        cache: Folder for the blocks.
         key: Identifies the documents: equal keys mean equal documents.
         description: For the progress bar and errors.
 
@@ -158,20 +158,9 @@ def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: in
 def _token_stream(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
     """Yield the tokens of all texts in chunks, each text followed by the end token."""
     end = [end_token_id(tokenizer)]
-    for batch in _batched_by_size(texts):
+    pairs = ((text, None) for text in texts)
+    for group in together(pairs, count=math.inf, characters=_TOKENISED_CHARACTERS):
         # Not verbose: texts longer than the model's maximum length are expected here.
+        batch = [text for text, _ in group]
         encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
         yield np.concatenate([np.array(ids + end, dtype=np.int32) for ids in encoded["input_ids"]])
-
-
-def _batched_by_size(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _TOKENISED_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -16,9 +17,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
-from linformer_kit.data.cached import content_hash
-from linformer_kit.data.corpus import held_out, load_corpus, texts_of
-from linformer_kit.data.files import find_files
+from linformer_kit.data.corpus import load_corpus, split, texts_of
+from linformer_kit.data.files import content_hash, find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Encoder, Window
@@ -36,7 +36,7 @@ Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
 class Inputs:
     """Inputs of a distillation."""
 
-    train: Passages | Texts  # indexed by the keys of `passage_keys`
+    train: Texts  # indexed by the keys of `passage_keys`
     validation: list[Window]  # the longest first
     description: str  # source and numbers of texts in one line, for logs and reports
     fingerprint: str  # hash of the texts and of how they are split
@@ -51,8 +51,8 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     mask = None
     if masked:
         mask = BlockMasker(encoder.tokenizer, seed=settings.seed, probability=settings.mlm_probability)
-    train: Passages | Texts
-    validation: Passages | Texts
+    train: Texts
+    validation: Texts
     if packing:
         corpus = load_corpus(settings, seed=settings.seed)
         description, identity = corpus.description, corpus.fingerprint
@@ -84,12 +84,12 @@ def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
     if settings.validation_file is not None:
         return texts, read("validation_file")
     joined = ("\0".join(filter(None, text)) for text in texts)
-    held = held_out(joined, fraction=settings.validation_fraction, seed=settings.seed, name="train_file")
-    train, validation = ([texts[index] for index in np.flatnonzero(side)] for side in (~held, held))
+    parts = split(joined, fraction=settings.validation_fraction, seed=settings.seed, name="train_file")
+    train, validation = ([texts[index] for index in part] for part in parts)
     return train, validation
 
 
-def _validation_inputs(texts: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:
+def _validation_inputs(texts: Texts, settings: DistillSettings, longest: int) -> list[Window]:
     """Validation inputs at even intervals over the held-out texts, with lengths as in training."""
     count = min(settings.max_eval_samples, len(texts))
     lengths = _drawn_lengths(count, longest, np.random.default_rng(settings.seed))
@@ -98,61 +98,64 @@ def _validation_inputs(texts: Passages | Texts, settings: DistillSettings, longe
     return sorted(items, key=lambda item: -len(item["input_ids"]))
 
 
-class Passages(TorchDataset):
-    """Passages of documents, with at most the number of tokens in the key; whole sentences where at least one fits.
-
-    Indexed by `(epoch, index, tokens)`, as `passage_keys` gives them.
-
-    Args:
-        documents: Data set with a column `text`.
-        encoder: Tokenises texts into inputs of at most n tokens.
-        seed: Seed of the choice of sentences.
-        mask: Masks tokens.
-    """
-
-    def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
-        self._documents, self._encoder, self._mask, self._seed = documents, encoder, mask, seed
-        step = encoder.max_length * _CHARACTERS
-        self._starts = [
-            (number, start)
-            for number, text in enumerate(texts_of(documents))
-            for start in range(0, max(1, len(text) - step // 2), step)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def document(self, index: int) -> str:
-        """The document that the passage of this index is a part of."""
-        return self._documents[self._starts[index][0]]["text"]
-
-    def __getitem__(self, key: Key) -> Window:
-        epoch, index, tokens = key
-        text, start = self.document(index), self._starts[index][1]
-        if tokens < self._encoder.max_length:
-            random = np.random.default_rng([self._seed, epoch, index])
-            text = _sentences(text[start : start + self._encoder.max_length * _CHARACTERS], tokens, random)
-        else:
-            text = text[start : start + tokens * _MOST_CHARACTERS]
-        window = Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].window
-        return _masked(window, self._mask, epoch, index)
-
-
 class Texts(TorchDataset):
     """Each text, or pair of texts, as one input, truncated to the maximum length.
 
-    Indexed by `(epoch, index, tokens)`, where `tokens` is ignored and `epoch` only decides masks.
+    Indexed by `(epoch, index, tokens)`, as `passage_keys` gives them; `epoch` only decides masks.
+
+    Args:
+        texts: The texts.
+        encoder: Tokenises texts into inputs of at most n tokens.
+        mask: Masks tokens.
     """
 
-    def __init__(self, texts: Sequence[Text], encoder: Encoder, *, mask: BlockMasker | None = None) -> None:
-        self._texts, self._encoder, self._mask = texts, encoder, mask
+    def __init__(self, texts: Sequence[Any], encoder: Encoder, *, mask: BlockMasker | None = None) -> None:
+        self._items, self._encoder, self._mask = texts, encoder, mask
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._items)
 
     def __getitem__(self, key: Key) -> Window:
         epoch, index, _ = key
-        return _masked(self._encoder([self._texts[index]])[0].window, self._mask, epoch, index)
+        window = self._window(key)
+        if self._mask is None:
+            return window
+        masked = self._mask(np.array(window["input_ids"]), epoch=epoch, index=index)
+        return {**window, "input_ids": masked["input_ids"].tolist()}
+
+    def _window(self, key: Key) -> Window:
+        return next(self._encoder([self._items[key[1]]])).window
+
+
+class Passages(Texts):
+    """Passages of documents, with at most the number of tokens in the key; whole sentences where at least one fits.
+
+    Args:
+        documents: Data set with a column `text`.
+        encoder, mask: As for `Texts`.
+        seed: Seed of the choice of sentences.
+    """
+
+    def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
+        self._step = encoder.max_length * _CHARACTERS
+        starts = [
+            (number, start)
+            for number, text in enumerate(texts_of(documents))
+            for start in range(0, max(1, len(text) - self._step // 2), self._step)
+        ]
+        super().__init__(starts, encoder, mask=mask)
+        self._documents, self._seed = documents, seed
+
+    def _window(self, key: Key) -> Window:
+        epoch, index, tokens = key
+        number, start = self._items[index]
+        text = self._documents[number]["text"]
+        if tokens < self._encoder.max_length:
+            random = np.random.default_rng([self._seed, epoch, index])
+            text = _sentences(text[start : start + self._step], tokens, random)
+        else:
+            text = text[start : start + tokens * _MOST_CHARACTERS]
+        return next(Encoder(self._encoder.tokenizer, tokens)([(text, None)])).window
 
 
 def split_sentences(text: str) -> list[str]:
@@ -170,12 +173,6 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
             break
         taken += sentence
     return taken.strip()
-
-
-def _masked(window: Window, mask: BlockMasker | None, epoch: int, index: int) -> Window:
-    if mask is None:
-        return window
-    return {**window, "input_ids": mask(np.array(window["input_ids"]), epoch=epoch, index=index)["input_ids"].tolist()}
 
 
 def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: int) -> list[Key]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
-    """Read all non-blank documents of files: by a rule of `RULES`, or the text column of tables.
+    """Read all non-blank documents of files: whole files (`file`), lines (`line`), or the text column of tables.
 
     Raises:
         InputError: At the first part that cannot be read, with file and line.
@@ -97,26 +97,39 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iter
     return (text for text, _ in texts if text.strip())
 
 
-def read_texts(path: Path, columns: TextColumns) -> Iterator[Text]:
-    """Read the texts of a file: each row of a table, or each line of other files, including blank ones."""
-    if is_table(path):
-        return (columns.texts(source, row) for source, row in read_table(path, columns.names()))
-    return ((line, None) for line in _lines(path))
+def read_inputs(
+    paths: Iterable[Path], columns: TextColumns, *, document: str, keep_blank: bool = False
+) -> Iterator[Text]:
+    """Read the texts of files: each row of a table, also blank ones, and each document of other files.
 
-
-def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[Text]:
-    """Read the texts of files: each row of a table, also blank ones, and each non-blank document of other files.
+    Blank documents are left out unless `keep_blank`.
 
     Raises:
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
     """
     for path in paths:
         if is_table(path):
-            yield from read_texts(path, columns)
+            yield from (columns.texts(source, row) for source, row in read_table(path, columns.names()))
         elif columns.text_pair is not None:
-            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
+            raise InputError(f"text_pair_column: expected tables with a column {columns.text_pair!r}, got {path}")
         else:
-            yield from ((text, None) for text in RULES[document](path) if text.strip())
+            with open_text(path) as file:
+                texts = (line.rstrip("\n") for line in file) if document == "line" else [file.read()]
+                yield from ((text, None) for text in texts if keep_blank or text.strip())
+
+
+def together(texts: Iterable[Text], *, count: float, characters: int) -> Iterator[list[Text]]:
+    """Groups of consecutive texts, each up to this count of texts or this number of characters."""
+    group: list[Text] = []
+    length = 0
+    for text in texts:
+        group.append(text)
+        length += len(text[0]) + len(text[1] or "")
+        if len(group) >= count or length >= characters:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
 
 
 def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
@@ -227,19 +240,3 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
             yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
-
-
-def _whole_file(path: Path) -> Iterator[str]:
-    with open_text(path) as file:
-        yield file.read()
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with open_text(path) as file:
-        yield from (line.rstrip("\n") for line in file)
-
-
-RULES: dict[str, Callable[[Path], Iterator[str]]] = {
-    "file": _whole_file,
-    "line": _lines,
-}

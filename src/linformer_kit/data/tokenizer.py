@@ -6,15 +6,16 @@ A tokenizer is a byte-level BPE trained on the corpus, or any existing one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.data.cached import content_hash
+from linformer_kit.data.files import content_hash
 from linformer_kit.data.read import Text
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
@@ -132,13 +133,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return content_hash([rules, start_token_id(tokenizer), end_token_id(tokenizer)])
 
 
-@dataclass(frozen=True)
-class EncodedText:
+class EncodedText(NamedTuple):
     """One tokenised text."""
 
     window: Window  # its inputs, with special tokens
     tokens: int  # of the whole text, special ones included
-    lost: int  # tokens of the text that were truncated
+
+    @property
+    def lost(self) -> int:
+        """Number of truncated tokens."""
+        return self.tokens - len(self.window["input_ids"])
 
 
 @dataclass(frozen=True)
@@ -164,20 +168,20 @@ class Encoder:
             raise InputError("model: expected a tokenizer with a padding token, got none")
         self._check_room(pair=False)
 
-    def __call__(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """Encode texts, either all single or all pairs.
+    def __call__(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
+        """Encode texts, either all single or all pairs, as they are asked for.
 
         Raises:
             InputError: if `max_length` leaves no room for text in pairs.
         """
         if texts and texts[0][1] is not None:
             self._check_room(pair=True)
-        groups = (texts[start : start + _TOGETHER] for start in range(0, len(texts), _TOGETHER))
-        return [
-            self._encoded(text, whole)
-            for group in groups
-            for text, whole in zip(group, self._windows(group), strict=True)
-        ]
+        for group in (texts[start : start + _TOGETHER] for start in range(0, len(texts), _TOGETHER)):
+            for text, whole in zip(group, self._windows(group), strict=True):
+                window, tokens = whole, len(whole["input_ids"])
+                if tokens > self.max_length:
+                    (window,) = self._windows([text], truncation=True, max_length=self.max_length)
+                yield EncodedText(window, tokens)
 
     def _check_room(self, *, pair: bool) -> None:
         """Raise an error if there is room for nothing but special tokens around a text or a pair."""
@@ -185,14 +189,6 @@ class Encoder:
         if self.max_length <= special:
             of_what = " for pairs of texts" if pair else ""
             raise InputError(f"max_length: expected at least {special + 1}{of_what}, got {self.max_length}")
-
-    def _encoded(self, text: Text, whole: Window) -> EncodedText:
-        """A text, truncated if the whole is too long."""
-        tokens = len(whole["input_ids"])
-        if tokens <= self.max_length:
-            return EncodedText(whole, tokens, 0)
-        (window,) = self._windows([text], truncation=True, max_length=self.max_length)
-        return EncodedText(window, tokens, tokens - len(window["input_ids"]))
 
     def _windows(self, texts: Sequence[Text], **how: object) -> list[Window]:
         first, second = zip(*texts, strict=True)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.data.read import Text
+from linformer_kit.data.read import Text, together
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.interop.loading import input_length
@@ -69,7 +69,7 @@ class TextModel(ABC):
 
     def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
         """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
-        encoded = Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
+        encoded = list(Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]))
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
@@ -112,20 +112,12 @@ def by_length(windows: Sequence[Window], size: int) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def together(texts: Iterable[Text], total: int | None = None, done: int = 0) -> Iterator[list[Text]]:
+def in_groups(texts: Iterable[Text], total: int | None = None, done: int = 0) -> Iterator[list[Text]]:
     """Groups of consecutive texts to process together, with a progress bar from `done` to `total` texts."""
-    group: list[Text] = []
-    characters = 0
     with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-        for text in texts:
-            group.append(text)
-            characters += len(text[0]) + len(text[1] or "")
-            if len(group) == _TEXTS_TOGETHER or characters >= _CHARACTERS_TOGETHER:
-                yield group
-                bar.update(len(group))
-                group, characters = [], 0
-        if group:
+        for group in together(texts, count=_TEXTS_TOGETHER, characters=_CHARACTERS_TOGETHER):
             yield group
+            bar.update(len(group))
 
 
 def check_finite(outputs: np.ndarray) -> None:

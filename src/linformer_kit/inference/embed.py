@@ -25,7 +25,7 @@ from linformer_cli.settings import EmbedSettings
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.files.writing import whole_file
-from linformer_kit.inference.batches import together
+from linformer_kit.inference.batches import in_groups
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.interop.loading import fingerprint
@@ -34,21 +34,10 @@ _NUMBER = np.dtype("<f4")
 
 
 def main(settings: EmbedSettings) -> None:
-    """Write the embeddings, and print their number to stderr."""
-    texts, embedder = embed(settings)
-    rows = len(np.load(settings.output, mmap_mode="r"))
-    pieces = "" if settings.chunk_tokens is None else f"{rows:,} pieces, "
-    print(f"{texts:,} texts, {pieces}{embedder.width} numbers each, in {settings.output}", file=sys.stderr)
-    if embedder.cut:
-        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
-
-
-def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
     """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. Returns the number of texts, and the
-    embedder, which has the number of texts that this call truncated.
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
 
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
@@ -81,7 +70,10 @@ def embed(settings: EmbedSettings) -> tuple[int, Embedder]:
         return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
     written.write(identity, read(), total, rows, header)
-    return total, embedder
+    number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
+    print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
+    if embedder.cut:
+        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
 
 
 def _load(settings: EmbedSettings) -> Embedder:
@@ -224,7 +216,7 @@ def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: i
     """
     pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        tokenised = (each for group in together(texts) for each in tokenise(embedder, [text for text, _ in group]))
+        tokenised = (each for group in in_groups(texts) for each in tokenise(embedder, [text for text, _ in group]))
         for row, tokens in enumerate(tokenised, start=1):
             for start, stop in tokens.pieces(size):
                 spans = tokens.spans[start:stop] or [(0, 0)]

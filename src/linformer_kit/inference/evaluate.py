@@ -7,40 +7,32 @@ from typing import Any
 import numpy as np
 
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
-from linformer_kit.data.labelled import load_measured, metrics_of
+from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.inference.batches import together
+from linformer_kit.inference.batches import in_groups
 from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
 def main(settings: EvaluateSettings) -> None:
-    """Evaluate and print the results."""
-    print("\n".join(evaluation_lines(evaluate(settings))))
-
-
-def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
-    """Evaluate a classifier on labelled texts.
-
-    Returns:
-        The results, as written to `metrics.json` if there is an output_dir, and the worst mistakes.
+    """Evaluate a classifier on labelled texts: print the results, and write them if there is an output_dir.
 
     Raises:
         InputError: for texts, classes, a model or a folder that cannot be used.
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     labels, trained = read_classes(settings.model)
-    examples, columns = load_measured(settings, labels, trained)
+    examples, columns = load_measured(settings, trained)
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings)
     texts = ((example.text, example.text_pair) for example in examples)
-    groups = [classifier(group) for group in together(texts, len(examples))]
+    groups = [classifier(group) for group in in_groups(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-    metrics = scores(answers, targets, metrics_of(labels), len(labels.names))
+    metrics = scores(answers, targets, labels.metrics, len(labels.names))
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": model_label(settings.model),
@@ -59,4 +51,4 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     if folder is not None:
         with whole_folder(folder) as part:
             write_evaluation_report(results, part)
-    return results
+    print("\n".join(evaluation_lines(results)))

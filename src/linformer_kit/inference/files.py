@@ -16,7 +16,7 @@ from linformer_kit.data.read import Text, is_table
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.runs import check_how_to_start, check_made_from
 from linformer_kit.files.writing import write_whole
-from linformer_kit.inference.batches import together
+from linformer_kit.inference.batches import in_groups
 
 
 class TextsAndOutput:
@@ -83,7 +83,7 @@ class TextsAndOutput:
             yield 0, b""  # so that there is a record before anything else
             if not size:
                 yield 0, header()
-            for group in together(itertools.islice(texts, done, None), total, done):
+            for group in in_groups(itertools.islice(texts, done, None), total, done):
                 yield len(group), rows(group, done)
 
         # x: of processes that start at once, one creates it.

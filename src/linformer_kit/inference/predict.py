@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from transformers import AutoModelForSequenceClassification
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
-from linformer_kit.data.examples import Columns, Labels, listed_classes
-from linformer_kit.data.read import Text, TextColumns, is_table, read_texts
+from linformer_kit.data.labelled import Columns, Labels, listed_classes
+from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.inference.batches import TextModel, together
+from linformer_kit.inference.batches import TextModel, in_groups
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
@@ -30,20 +30,11 @@ _KIND = "a classifier (`linformer finetune` makes one)"
 
 
 def main(settings: PredictSettings) -> None:
-    """Write the predictions, and print the number of texts of each class to stderr."""
-    texts, counts = predict(settings)
-    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    print(f"{texts:,} texts: {shown}", file=sys.stderr)
-
-
-def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     """Classify the texts of files; write one line of JSON for each, to a file or to standard output.
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
-    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`.
-
-    Returns:
-        The number of texts, and that of each class, for this call only.
+    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. The numbers of texts of each
+    class are printed to standard error.
 
     Raises:
         InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
@@ -53,10 +44,11 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
     output = TextsAndOutput(settings)
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    total = sum(1 for _ in _texts(output.paths, columns))  # rejects an unreadable file before the model is loaded
-    classifier, texts = Classifier(settings), _texts(output.paths, columns)
+    read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
+    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    classifier, texts = Classifier(settings), read()
     if settings.output is None:
-        for group in together(texts, total):
+        for group in in_groups(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
@@ -68,15 +60,8 @@ def predict(settings: PredictSettings) -> tuple[int, Counter[str]]:
             "threshold": settings.threshold,
         }
         output.write(identity, texts, total, classifier.lines)
-    return classifier.texts, classifier.counts
-
-
-def _texts(paths: Sequence[Path], columns: TextColumns) -> Iterator[Text]:
-    """All texts of files, one after the other."""
-    for path in paths:
-        if columns.text_pair is not None and not is_table(path):
-            raise InputError(f"file: expected tables with a column {columns.text_pair!r} for pairs, got {path}")
-        yield from read_texts(path, columns)
+    shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
+    print(f"{classifier.texts:,} texts: {shown}", file=sys.stderr)
 
 
 class Classifier(TextModel):

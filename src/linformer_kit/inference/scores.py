@@ -12,10 +12,7 @@ from jaxtyping import Float, Num
 from scipy.special import expit, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
-from linformer_kit.data.examples import Example, Labels
-from linformer_kit.data.labelled import ACCURACY, MACRO_F1, MICRO_F1
-
-_AVERAGES = {MACRO_F1: "macro", MICRO_F1: "micro"}
+from linformer_kit.data.labelled import ACCURACY, Example, Labels
 
 _MISTAKES = 100
 
@@ -49,7 +46,7 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        return f1_score(targets, answers, average=_AVERAGES[name], labels=range(classes), zero_division=0.0)
+        return f1_score(targets, answers, average=name.removesuffix("_f1"), labels=range(classes), zero_division=0.0)
 
     return {name: float(score(name)) for name in metrics}
 

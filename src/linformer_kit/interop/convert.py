@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,7 +27,6 @@ from linformer_kit.interop.loading import (
     resize,
     tokenizer_for,
 )
-from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -37,85 +36,58 @@ from linformer_kit.models.configuration import LinformerConfig
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
-class Converted(NamedTuple):
-    """A converted model.
-
-    Attributes:
-        model: The model; `loaded` has the names of the source's weights that it left out.
-        learned: Whether E and F, or slots, are trained.
-        adapters: Names of adapters that ship for the source and were not merged.
-    """
-
-    model: Any
-    learned: bool = False
-    adapters: Sequence[str] = ()
-
-
 def main(settings: ConvertSettings) -> None:
-    """Convert, and print a summary of the result."""
-    (model, learned, adapters), tokenizer = convert(settings)
-    shape, projection = _described(model)
-    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
-    if projection is not None and not learned:
-        matrices = model.projection_matrix_count()
-        new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
-        training = "run `linformer distill`" if settings.in_place else "continue training"
-        if adapters:
-            training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
-        purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
-        print(f"New: {new}: {training} {purpose}.")
-    if left_out := loaded(model).left_out:
-        names = sorted({name.rpartition(".")[0] for name in left_out})
-        print(f"Weights of the source that are not in the result: {', '.join(names)}")
-    if tokenizer is None and longest_input(model) is not None:
-        print("No tokenizer: the source has none; give one with --tokenizer.")
-    print(f"Saved in {settings.out}")
-
-
-def _described(model: PreTrainedModel) -> tuple[str, str | None]:
-    """Sizes as text, and the projection if there is one."""
-    config = model.config.to_dict()
-    if isinstance(model, LinearizedModel):
-        slots = config["linformer"]
-    elif config["attention"] == "full":
-        return f"n {config['max_position_embeddings']:,}, full attention", None
-    else:
-        slots = config | {"seq_len": config["max_position_embeddings"], "full_layers": []}
-    more = {name: slots[name] for name in EXACT} | {"full_layers": len(slots["full_layers"])}
-    beside = "".join(f", {name} {value}" for name, value in more.items() if value)
-    shape = f"n {slots['seq_len']:,}, k {slots['projected_dim']}, sharing {slots['sharing']}{beside}"
-    return shape, slots["projection"]
-
-
-def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
-    """Convert `settings.source`, and save the Linformer and, if there is one, the tokenizer in `settings.out`.
-
-    Returns:
-        The model, and the tokenizer.
+    """Convert `source`, save the Linformer and, if there is one, the tokenizer in `out`, and print a summary.
 
     Raises:
         InputError: for a source that cannot be converted, settings that do not fit it, or an `out` that is not empty.
             Nothing is written then.
     """
     out = check_new_folder("out", settings.out)
-    converted = _load(settings)
-    longer = longest_input(converted.model) if _changes_length(settings) else None
+    model, learned = _load(settings)
+    longer = longest_input(model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
-    embeds = settings.in_place or converted.learned or settings.attention == "full"
+    embeds = settings.in_place or learned or settings.attention == "full"
     extra_files = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
-    tokenizer = _tokenizer(settings, converted.model)
+    tokenizer = _tokenizer(settings, model)
     with whole_folder(out) as folder:
-        converted.model.save_pretrained(folder)
+        model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_files(extra_files, folder)
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
-    return converted, tokenizer
+    _describe(model, learned=learned, in_place=settings.in_place)
+    if tokenizer is None and longest_input(model) is not None:
+        print("No tokenizer: the source has none; give one with --tokenizer.")
+    print(f"Saved in {settings.out}")
 
 
-def _load(settings: ConvertSettings) -> Converted:
+def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
+    """Print the sizes, what is untrained, and which weights of the source were left out."""
+    config = model.config.to_dict()
+    slots, shape = config.get("linformer", config), f"n {model.longest_sequence:,}"
+    is_full = config.get("attention") == "full"
+    if not is_full:
+        shape += f", k {slots['projected_dim']}, sharing {slots['sharing']}"
+        shape += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
+        if full_layers := slots.get("full_layers"):
+            shape += f", full attention in {len(full_layers)} layers"
+    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}{', full attention' * is_full}")
+    if not is_full and not learned:
+        matrices, projection = model.projection_matrix_count(), slots["projection"]
+        new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
+        training = "run `linformer distill`" if in_place else "continue training"
+        purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
+        print(f"New: {new}: {training} {purpose}.")
+    if left_out := loaded(model).left_out:
+        names = sorted({name.rpartition(".")[0] for name in left_out})
+        print(f"Weights of the source that are not in the result: {', '.join(names)}")
+
+
+def _load(settings: ConvertSettings) -> tuple[Any, bool]:
+    """The converted model, and whether its E and F, or slots, are trained."""
     if settings.in_place:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
@@ -123,35 +95,33 @@ def _load(settings: ConvertSettings) -> Converted:
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         model = load_fairseq_checkpoint(settings.source)
         resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return Converted(model, learned=True)
+        return model, True
     if settings.max_position_embeddings is not None and _is_linformer(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return Converted(model, learned=True)
+        return model, True
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
     fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
-    return Converted(load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields))
+    return load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields), False
 
 
-def _linearized(settings: ConvertSettings) -> Converted:
+def _linearized(settings: ConvertSettings) -> tuple[Any, bool]:
     """The source linearised in place."""
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
-    advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         learned = isinstance(model, LinearizedModel)
         if learned and given.keys() == {"max_position_embeddings"}:
             resize(model, settings.max_position_embeddings, settings.resize_mode)
         else:
-            advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
-        return Converted(model, learned or settings.adapter is not None, advised)
+        return model, learned or settings.adapter is not None
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:

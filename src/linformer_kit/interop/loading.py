@@ -1,4 +1,4 @@
-"""Load models and tokenizers from folders and the hub; incomplete ones raise an error of one line."""
+"""Load models and tokenizers from folders and the hub, and build models of converted weights; errors are one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -24,6 +24,8 @@ from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
 from linformer_kit.models.base import longest_input, position_tables
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.modeling import LinformerPreTrainedModel
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 _TOKENIZER_FILES = (
@@ -55,7 +57,7 @@ class Loaded(NamedTuple):
     left_out: list[str]
 
 
-LOADED = "linformer_loaded"  # attribute of a model that was loaded here
+_LOADED = "linformer_loaded"  # attribute of a model that was loaded here
 
 
 def load_model(
@@ -141,7 +143,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
     unexpected = sorted(loading["unexpected_keys"])
-    setattr(model, LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
+    setattr(model, _LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
@@ -156,7 +158,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
 
 def loaded(model: PreTrainedModel) -> Loaded:
     """What `load_pretrained` did not find, and did not use, in the files of a model."""
-    return getattr(model, LOADED)
+    return getattr(model, _LOADED)
 
 
 def _lost_weights(model: PreTrainedModel) -> list[str]:
@@ -234,6 +236,45 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     if max_length > longest:
         raise InputError(f"max_length: expected at most {longest} (the model's limit), got {max_length}")
     return max_length
+
+
+def build_model(
+    model_class: type[LinformerPreTrainedModel],
+    config: LinformerConfig,
+    weights: Mapping[str, Tensor],
+    source: str,
+    *,
+    left_out: list[str],
+    new_projections: bool = False,
+) -> LinformerPreTrainedModel:
+    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model.
+
+    `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
+    """
+    model = model_class(config)
+    new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
+    kept = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name in new or (new_projections and ".projection." in name)
+    }
+    with input_errors(f"{source}: expected weights of {model_class.__name__}"):
+        for name, tensor in weights.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"got NaN or infinite numbers in {name}")
+        model.load_state_dict({**kept, **weights})
+    setattr(model, _LOADED, Loaded(frozenset(), left_out))
+    return model.eval()
+
+
+def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
+    """The configuration with these fields; the default k is at most n."""
+    longest = fields["max_position_embeddings"]
+    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)} if isinstance(longest, int) else {}
+    try:
+        return LinformerConfig(**{**default, **fields})
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:

@@ -5,7 +5,6 @@ Axes: batch, heads, seq_len (n), head_dim, slots (k).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,34 +93,17 @@ def linear_attention(
             return _attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
-    order, lengths = None, None
+    order, lengths = None, None  # the order makes the tokens right-padded, of these lengths
     if (padding := padding_of(attention_mask, key)) is not None:
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
         order, lengths = right_padded(padding, is_known=is_known)
-    key, value = (one_for_each_query(heads, query) for heads in (key, value))
+    shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
+    key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
+    if window:
+        query = _in_order(query, order)
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
-    context, weights = _attend(layer, query, key, value, order, lengths, dropout=dropout, need_weights=need_weights)
-    return context.transpose(1, 2).contiguous(), weights
-
-
-def _attend(
-    layer: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    order: Tensor | None,
-    lengths: Tensor | None,
-    *,
-    dropout: float,
-    need_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention over the slots and neighbours of a layer; `order` makes the tokens right-padded, of these lengths."""
-    shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
-    if order is not None:
-        key, value = (_moved(heads, order, take_positions) for heads in (key, value))
-        query = _moved(query, order, take_positions) if window else query
     slots = project_heads(
         layer.projection if shared else layer,
         key,
@@ -134,14 +116,13 @@ def _attend(
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     if weights is not None:
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
-    if order is not None and window:
-        context = _moved(context, order, put_back)
-    return context, weights
+    context = context.transpose(1, 2)
+    return (put_back(context, order) if window else context).contiguous(), weights
 
 
-def _moved(heads: Tensor, order: Tensor, move: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Move the positions of queries, keys or values by heads."""
-    return move(heads.transpose(1, 2), order).transpose(1, 2)
+def _in_order(heads: Tensor, order: Tensor | None) -> Tensor:
+    """Queries, keys or values by heads with their positions in this order; None: as they are."""
+    return heads if order is None else take_positions(heads.transpose(1, 2), order).transpose(1, 2)
 
 
 def _layer_of(module: nn.Module) -> nn.Module:

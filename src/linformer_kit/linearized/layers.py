@@ -71,11 +71,8 @@ def _check_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
     ours = config.model_type == "linformer" and config.attention == "full"
-    decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     advice = " of this package; linformer convert without --in_place makes it linear"
     for is_so, expected, got in (
-        (getattr(config, "is_encoder_decoder", False), "an encoder", ", an encoder with a decoder"),
-        (decodes, "an encoder", ", a decoder by its configuration"),
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
         (ours, "an encoder of transformers", advice),
         (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),

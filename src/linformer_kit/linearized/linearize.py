@@ -58,16 +58,13 @@ def linearize(
 ) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
-    This supports encoders that use transformers' attention interface. Models of these types are tested, with as many
-    slots as tokens, to keep their outputs: `albert`, `bert`, `clip_vision_model`, `dinov2`, `distilbert`, `electra`,
-    `eurobert`, `mobilebert`, `modernbert`, `roberta`, `siglip_vision_model`, `vit`, `xlm-roberta`. Quality was measured
-    with MiniLM. Decoders, encoders with a decoder, and models with attention code of their own (MPNet, DeBERTa, XLNet,
-    Longformer) raise an error.
+    Tested, with as many slots as tokens, to keep their outputs: `albert`, `bert`, `clip_vision_model`, `dinov2`,
+    `distilbert`, `electra`, `eurobert`, `mobilebert`, `modernbert`, `roberta`, `siglip_vision_model`, `vit`,
+    `xlm-roberta`. Decoders, encoders with a decoder, and models with attention code of their own (MPNet, DeBERTa,
+    XLNet, Longformer) raise an error.
 
     The model is changed in-place and becomes a subclass of its class (such as `LinearBertForMaskedLM`) with its own
-    configuration and model type; it saves and loads like any other. Layers that have a sliding window of their own are
-    unchanged. W_K is applied to the keys before E, so the cheaper order of multiplications is available only in the
-    models of this package (`linformer convert`).
+    model type; it saves and loads like any other. Layers that have a sliding window of their own are unchanged.
 
     With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
     change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.
@@ -89,8 +86,7 @@ def linearize(
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
         global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
-            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0: other slots of a short text hold each token
-            several times, and one global token would weigh little beside them.
+            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -103,8 +99,7 @@ def linearize(
     Raises:
         InputError: for a decoder, a model that does not use the interface, a `SentenceTransformer` that does not start
             with such an encoder of texts, invalid settings, and an adapter that is damaged, of another model, or
-            contradicted by other arguments. Nothing is changed then; only where the weights of an adapter do not fit
-            its own settings, the model is linear already.
+            contradicted by other arguments. Nothing is changed then, unless an adapter's weights do not fit it.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)

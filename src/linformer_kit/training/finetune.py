@@ -22,9 +22,8 @@ from transformers import (
 
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
-from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import load_labelled
+from linformer_kit.data.labelled import Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
@@ -61,9 +60,10 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     check_model_is_kept(settings.model, settings.output_dir)
     run = Run("finetune", settings)
     texts = load_labelled(settings)
-    labels, metric = texts.labels, settings.metric_for_best_model or texts.metrics[0]
-    if metric not in (*texts.metrics, "loss"):
-        expected = f"one of {', '.join(texts.metrics)} and loss"
+    labels = texts.labels
+    metric = settings.metric_for_best_model or labels.metrics[0]
+    if metric not in (*labels.metrics, "loss"):
+        expected = f"one of {', '.join(labels.metrics)} and loss"
         raise InputError(f"metric_for_best_model: expected {expected}, got {metric!r}")
     model, tokenizer = load_encoder(settings, labels, seed=settings.seed)
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
@@ -88,7 +88,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         validation=validation.select(order),
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=settings.seed,
-        metrics=texts.metrics,
+        metrics=labels.metrics,
     )
     training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if training.diverged is not None:
@@ -99,7 +99,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     logits, targets = (each[back] for each in measured)
     answers = answers_of(logits, multi_label=labels.multi_label)
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
-    logged |= {name: f"eval_{name}" for name in texts.metrics}
+    logged |= {name: f"eval_{name}" for name in labels.metrics}
     results = run.results(
         training,
         model={
@@ -116,7 +116,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
             "max_length": tokenizer.model_max_length,
             "cut": {"train": train_cut, "validation": validation_cut},
         },
-        metrics={name: values[name] for name in (*texts.metrics, "loss")},
+        metrics={name: values[name] for name in (*labels.metrics, "loss")},
         metric_for_best_model=metric,
         best_updates=training.result_update,
         epochs=training.state.epoch,

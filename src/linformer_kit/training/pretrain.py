@@ -146,7 +146,7 @@ def _plan(settings: PretrainSettings) -> Plan:
 @torch.no_grad()
 def _guesses(model: LinformerForMaskedLM, data: MaskedText, *, seed: int, count: int = 5) -> list[dict[str, Any]]:
     """The likeliest three tokens for one masked word in each of some held-out sequences, and the text around it."""
-    tokenizer, blocks = data.tokenizer, data.validation_blocks.with_format("numpy")
+    tokenizer, blocks = data.tokenizer, data.validation.blocks
     generator, guesses = np.random.default_rng(seed), []
     model.eval()
     for index in generator.permutation(len(blocks)).tolist():
@@ -209,7 +209,7 @@ def _unigram_entropy(data: MaskedText) -> float:
     all context. Special tokens, which are never masked, do not count."""
     size = vocabulary_size(data.tokenizer)
     counts = np.zeros(size, dtype=np.int64)
-    for batch in data.validation_blocks.with_format("numpy").iter(batch_size=1024):
+    for batch in data.validation.blocks.iter(batch_size=1024):
         counts += np.bincount(np.asarray(batch["input_ids"]).ravel(), minlength=size)
     counts[data.tokenizer.all_special_ids] = 0
     shares = counts[counts > 0] / counts.sum()

@@ -8,9 +8,8 @@ from typing import Any
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ResizeMode, SlotSettings
-from linformer_kit.interop.checkpoints.build import build_config, build_model
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import auto_class_of, load_pretrained, loaded, resize
+from linformer_kit.interop.loading import auto_class_of, build_config, build_model, load_pretrained, loaded, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import input_errors
-from linformer_kit.interop.checkpoints.build import build_config, build_model
+from linformer_kit.interop.loading import build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
