@@ -35,7 +35,7 @@ def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys
     error = capsys.readouterr().err
     assert "model: a plain encoder (no modules.json): embedded with mean pooling\n" in caplog.text
     assert f"23 texts, {vectors.shape[1]} numbers each, in {output}\n" in error
-    assert cut and f"{cut} texts of more than {LONGEST} tokens were truncated\n" in error
+    assert cut and f"{cut} texts of more than {LONGEST} tokens were truncated; --pieces reads whole texts\n" in error
     assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
 
 

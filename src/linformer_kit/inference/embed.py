@@ -73,7 +73,8 @@ def main(settings: EmbedSettings) -> None:
     number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
     print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
     if embedder.cut:
-        print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)
+        cut = f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated"
+        print(f"{cut}; --pieces reads whole texts", file=sys.stderr)
 
 
 def _load(settings: EmbedSettings) -> Embedder:

@@ -61,7 +61,8 @@ def main(settings: PredictSettings) -> None:
         }
         output.write(identity, texts, total, classifier.lines)
     shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
-    print(f"{classifier.texts:,} texts: {shown}", file=sys.stderr)
+    cut = f"; {classifier.cut:,} truncated" if classifier.cut else ""
+    print(f"{classifier.texts:,} texts: {shown}{cut}", file=sys.stderr)
 
 
 class Classifier(TextModel):
@@ -71,12 +72,14 @@ class Classifier(TextModel):
         labels: Its classes.
         texts: Number of texts that `lines` has classified.
         counts: The number of them by class.
+        cut: The number of them that were truncated.
     """
 
     def __init__(self, settings: ClassifierSettings) -> None:
         self.labels, _ = read_classes(settings.model)
         model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, _KIND)
-        self._threshold, self.texts, self.counts = settings.threshold, 0, Counter(dict.fromkeys(self.labels.names, 0))
+        self._threshold, self.texts, self.cut = settings.threshold, 0, 0
+        self.counts = Counter(dict.fromkeys(self.labels.names, 0))
         super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
 
     def lines(self, texts: Sequence[Text], done: int) -> bytes:
@@ -93,6 +96,7 @@ class Classifier(TextModel):
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             self.counts.update([label] if isinstance(label, str) else label)
         self.texts += len(lines)
+        self.cut += int((truncated > 0).sum())
         return "".join(lines).encode()
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:

@@ -145,7 +145,7 @@ class TrainingLog:
             desc="training",
             unit="update",
             dynamic_ncols=True,
-            disable=not process.is_main_process,
+            disable=None if process.is_main_process else True,  # None: shown in terminals only
         )
 
     @property

@@ -58,6 +58,8 @@ def read_config(source: str, what: str) -> PreTrainedConfig:
     """Read the configuration of a folder, once it is checked, or of a hub id, without running its code."""
     if is_local_path(source):
         _check_folder(Path(source))
+    else:
+        what += ", which is no folder here; from the hub"
     with input_errors(what):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         for name in ("_attn_implementation", "_experts_implementation"):
