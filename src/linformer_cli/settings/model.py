@@ -89,7 +89,8 @@ class ModelSettings(SlotSettings):
     sliding_window: Linear[Tokens] = 0
     global_tokens: Linear[Tokens] = 0
     attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
-    # Whether the biases of keys and values are added before E and F, or after them as in fairseq.
+    # Whether the biases of keys and values are added before E and F, or after them as in fairseq, whose E and F are
+    # linear and the same for all heads.
     bias_order: Linear[BiasOrder] = "before_projection"
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_hidden_layers: Encoder[Count] = 12  # Number of layers.
