@@ -73,7 +73,10 @@ def test_a_fairseq_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere, which is no folder here; from the hub: "),
+        (
+            ["nowhere", "OUT"],
+            "source: expected a pretrained encoder, got nowhere, which is no folder here; from the hub: ",
+        ),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["FILE", "OUT", "--sharing", "none"],

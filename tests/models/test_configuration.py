@@ -93,3 +93,10 @@ def test_keywords_beside_a_file_are_checked(load, config, tmp_path):
         load(tmp_path, projected_dim=0)
     loaded = load(tmp_path, hidden_dropout_prob=0.25)
     assert getattr(loaded, "config", loaded).hidden_dropout_prob == 0.25
+
+
+@pytest.mark.parametrize("fields", [{"sharing": "none"}, {"projection": "max_pool"}, {"projection": "conv"}], ids=str)
+def test_biases_after_the_projection_need_one_linear_map(fields):
+    with pytest.raises(InputError, match="^bias_order: expected before_projection, unless E and F are linear and"):
+        LinformerConfig(bias_order="after_projection", **fields)
+    assert LinformerConfig(bias_order="after_projection", sharing="layerwise").bias_order == "after_projection"

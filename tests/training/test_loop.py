@@ -88,6 +88,14 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
+def test_what_is_finished_is_trained_no_further(run, tmp_path):
+    whole = run()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    again = run(checkpoint=tmp_path / "run" / "checkpoint-7")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    assert same_parameters(again.task.model, whole.task.model) and again.state.log == whole.state.log
+
+
 def test_moments_are_reset_before_one_update(build, tmp_path):
     """Before that one, also if the training goes on from just there, and before no other."""
     known: list[int] = []

@@ -67,18 +67,23 @@ def main(settings: ConvertSettings) -> None:
 def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
     """Print the sizes, what is untrained, and which weights of the source were left out."""
     config = model.config.to_dict()
-    slots, shape = config.get("linformer", config), f"n {model.longest_sequence:,}"
-    is_full = config.get("attention") == "full"
-    if not is_full:
-        shape += f", k {slots['projected_dim']}, sharing {slots['sharing']}"
-        shape += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
+    slots = config.get("linformer", config)
+    is_linear = config.get("attention") != "full"
+    attention = "full attention"
+    if is_linear:
+        attention = f"k {slots['projected_dim']}, sharing {slots['sharing']}"
+        attention += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
         if full_layers := slots.get("full_layers"):
-            shape += f", full attention in {len(full_layers)} layers"
-    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}{', full attention' * is_full}")
-    if not is_full and not learned:
+            attention += f", layers with full attention: {len(full_layers)}"
+    size = f"{model.num_parameters():,} parameters, n {model.longest_sequence:,}"
+    print(f"{type(model).__name__}, {size}, {attention}")
+    if is_linear and not learned:
         matrices, projection = model.projection_matrix_count(), slots["projection"]
         new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
-        training = "run `linformer distill`" if in_place else "continue training"
+        distilled = (
+            in_place and model.main_input_name == "input_ids" and "QuestionAnswering" not in type(model).__name__
+        )
+        training = "run `linformer distill`" if distilled else "continue training"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
     if left_out := loaded(model).left_out:
@@ -98,7 +103,8 @@ def _load(settings: ConvertSettings) -> tuple[Any, bool]:
         return model, True
     if settings.max_position_embeddings is not None and _is_linformer(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
-        model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
+        with renamed("model", "source"):
+            model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         resize(model, settings.max_position_embeddings, settings.resize_mode)
         return model, True
     if settings.attention == "full":

@@ -153,6 +153,9 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
+    for key, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
     return model.eval()
 
 

@@ -24,6 +24,8 @@ from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
+AFTER_PROJECTION = "before_projection, unless E and F are linear and the same for all heads"  # in errors
+
 
 class ProjectedAttention(nn.Module):
     """Attention over the slots of a projection, of right-padded sequences.
@@ -53,8 +55,7 @@ class ProjectedAttention(nn.Module):
         if bias_order == "after_projection" and not isinstance(projection, FullAttention):
             declared = projection.module if isinstance(projection, SharedProjection) else projection
             if not (declared.commutes and declared.shared_by_heads):
-                expected = "before_projection, unless E and F are linear and the same for all heads"
-                raise InputError(f"bias_order: expected {expected}, got {bias_order}")
+                raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {bias_order}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -140,7 +141,11 @@ class ProjectedAttention(nn.Module):
 
     def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
         """Whether (E·X)·W + (E·m)⊗b may and should replace E·(X·W + m⊗b): W then runs on k rows instead of n."""
-        if projection.is_exact_for(seq_len, min(dims)) or not (projection.commutes and projection.shared_by_heads):
+        if projection.is_exact_for(seq_len, min(dims)):
+            return False
+        if not (projection.commutes and projection.shared_by_heads):
+            if self.bias_order == "after_projection":  # E and F were replaced since
+                raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {self.bias_order}")
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True

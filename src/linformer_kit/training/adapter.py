@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from linformer_cli.errors import renamed
 from linformer_cli.settings import AdaptersSettings, DistillSettings, LinearizeSettings, model_label
 from linformer_kit.files.manifest import read_json, write_manifest
 from linformer_kit.linearized.adapter import (
@@ -45,7 +46,8 @@ LOW_RANK = ".lora_"  # part of the names of A and B
 def main(settings: AdaptersSettings) -> None:
     """Print the adapters as a table, or the card of one."""
     if settings.card is not None:
-        print((adapter_folder(settings.card) / CARD).read_text(encoding="utf-8"), end="")
+        with renamed("adapter", "card"):
+            print((adapter_folder(settings.card) / CARD).read_text(encoding="utf-8"), end="")
         return
     rows = []
     for name, folder in shipped_adapters().items():

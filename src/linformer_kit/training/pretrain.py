@@ -51,7 +51,9 @@ def main(settings: PretrainSettings) -> None:
     if results["diverged"] is not None:
         raise DivergedError(results["diverged"])
     mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
-    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'def __init__({mask}, name):'")
+    of_python = settings.train_file is None and settings.dataset_name is None
+    text = f"def __init__({mask}, name):" if of_python else f"A text with a {mask}"
+    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} '{text}'")
 
 
 @callers_random_state()

@@ -170,7 +170,8 @@ class Run:
         checkpoint = _checkpoint_to_resume(self.folder) if self.settings.resume else None
         training = Training(task, self.settings, plan, self.folder, checkpoint=checkpoint)
         size = f"{task.model.num_parameters():,} parameters"
-        precision = str(training.dtype).removeprefix("torch.")
+        mixed = "" if training.dtype == torch.float32 else " mixed precision"
+        precision = str(training.dtype).removeprefix("torch.") + mixed
         logger.info("%s, %s, %s, on %s", label, size, precision, self.process.device)
         try:
             training.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -189,8 +190,8 @@ class TrainingLog:
         line = self._state.add(**values)
         for tracker in self._trackers:
             tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
-        if label and not self._bar.disable:
-            self._bar.write(f"update {self._state.update}: {label}", file=self._bar.fp)
+        if label and PartialState().is_main_process:
+            self._bar.write(f"update {self._state.update}: {label}", file=sys.stderr)
 
     def close(self) -> None:
         """Close the progress bar and finish the trackers."""

@@ -180,5 +180,5 @@ def test_numbers_that_are_none_rejected(tmp_path):
     theirs = source("BertModel", tmp_path)
     nn.init.constant_(theirs.encoder.layer[1].output.dense.bias, torch.nan)
     theirs.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"got NaN or infinite numbers in encoder\.layers\.1\.fc2\.bias"):
+    with pytest.raises(InputError, match=r"got NaN or infinite ones in encoder\.layer\.1\.output\.dense\.bias"):
         load(tmp_path)
