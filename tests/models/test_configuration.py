@@ -97,6 +97,6 @@ def test_keywords_beside_a_file_are_checked(load, config, tmp_path):
 
 @pytest.mark.parametrize("fields", [{"sharing": "none"}, {"projection": "max_pool"}, {"projection": "conv"}], ids=str)
 def test_biases_after_the_projection_need_one_linear_map(fields):
-    with pytest.raises(InputError, match="^bias_order: expected before_projection, unless E and F are linear and"):
+    with pytest.raises(InputError, match=r"^bias_order: expected before_projection, unless E and F are linear and"):
         LinformerConfig(bias_order="after_projection", **fields)
     assert LinformerConfig(bias_order="after_projection", sharing="layerwise").bias_order == "after_projection"

@@ -146,7 +146,8 @@ class TrainingLog:
             desc="training",
             unit="update",
             dynamic_ncols=True,
-            disable=None if process.is_main_process else True,  # None: shown in terminals only
+            disable=not process.is_main_process,
+            mininterval=0.1 if sys.stderr.isatty() else 5,  # seconds; in a file each state is a line
         )
 
     @property
