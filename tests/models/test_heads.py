@@ -127,6 +127,7 @@ def test_question_answering_loss_is_that_of_transformers(config):
         (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
         (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
         (LinformerForTokenClassification, {"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
+        (LinformerForMaskedLM, {"labels": IDS[:, 1:], "predicted_positions": IDS[0]}, "labels: expected [2, 31], got"),
         (LinformerForSequenceClassification, {"predicted_positions": IDS[0]}, "predicted_positions: expected None for"),
         (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
     ],

@@ -78,7 +78,8 @@ def whole_folder(folder: Path, *, beside: bool = False) -> Iterator[Path]:
 
     Args:
         folder: A new or empty folder.
-        beside: Whether the folder may have other files, of which those with new names stay.
+        beside: Whether the folder may have other files, of which those with new names stay. Only one process may write
+            then, and an error while files are moved leaves the folder without a manifest.
 
     Raises:
         InputError: if another process writes, or has written, into `folder`. What that writes is kept.

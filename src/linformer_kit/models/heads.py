@@ -89,6 +89,8 @@ class LinformerWithHead(LinformerPreTrainedModel):
         if predicted_positions is not None:
             if self.output_class is SequenceClassifierOutput:
                 raise InputError("predicted_positions: expected None for whole sequences, got a tensor")
+            if labels is not None and labels.shape != hidden.shape[:2]:
+                raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
             hidden = hidden.flatten(0, 1)[predicted_positions]
             labels = None if labels is None else labels.flatten()[predicted_positions]
         logits = self._logits(hidden, attention_mask)
