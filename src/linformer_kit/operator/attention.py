@@ -52,10 +52,8 @@ class ProjectedAttention(nn.Module):
         global_tokens: int = 0,
     ) -> None:
         super().__init__()
-        if bias_order == "after_projection" and not isinstance(projection, FullAttention):
-            declared = projection.module if isinstance(projection, SharedProjection) else projection
-            if not (declared.commutes and declared.shared_by_heads):
-                raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {bias_order}")
+        if not isinstance(projection, FullAttention):
+            _check_bias_order(bias_order, projection.module if isinstance(projection, SharedProjection) else projection)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -144,8 +142,7 @@ class ProjectedAttention(nn.Module):
         if projection.is_exact_for(seq_len, min(dims)):
             return False
         if not (projection.commutes and projection.shared_by_heads):
-            if self.bias_order == "after_projection":  # E and F were replaced since
-                raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {self.bias_order}")
+            _check_bias_order(self.bias_order, projection)  # E and F may have been replaced
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
@@ -273,6 +270,12 @@ def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor
     # Not f(E·X) + (E·m - 1)⊗b: if E·m is small, b would be added with rounding errors and then subtracted again.
     mapped = kernels.linear(rows, linear.weight)
     return mapped + (sums[..., None] * linear.bias).to(mapped.dtype)
+
+
+def _check_bias_order(bias_order: str, projection: SequenceProjection) -> None:
+    """Raise an error for biases after E and F that are not one linear map of all heads."""
+    if bias_order == "after_projection" and not (projection.commutes and projection.shared_by_heads):
+        raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {bias_order}")
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -55,8 +55,13 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     write_report(results, folder, lines)
 
 
+def perplexity(loss: float) -> float:
+    """The perplexity of a loss in nats; of losses that would overflow, the largest."""
+    return math.exp(min(loss, 700))
+
+
 def _loss_and_perplexity(loss: float) -> list[str]:
-    return [f"{loss:.3f}", f"{math.exp(min(loss, 700)):,.1f}"]
+    return [f"{loss:.3f}", f"{perplexity(loss):,.1f}"]
 
 
 def _likeliest(guess: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from linformer_kit.data.tokenizer import (
 from linformer_kit.interop.loading import fingerprint, load_model
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
-from linformer_kit.report.training import write_pretrain_report
+from linformer_kit.report.training import perplexity, write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
@@ -122,7 +122,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "validation_sequences": len(data.validation),
         },
         validation_loss=loss,
-        perplexity=math.exp(min(loss, 700)),
+        perplexity=perplexity(loss),
         unigram_entropy=_unigram_entropy(data),
         curve=sorted(curve.items()),
         guesses=[] if diverged else _guesses(model, data, seed=settings.seed),
@@ -257,7 +257,7 @@ class MaskedLanguageModel(Task):
 
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
         loss = float(sums.sum(dtype="float64") / counts.sum())
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return {"loss": loss, "perplexity": perplexity(loss)}
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.errors import input_errors
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.interop.loading import build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
@@ -70,6 +70,10 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     model_class = LinformerForMaskedLM if has_head else LinformerModel
+    for name, tensor in renamed.items():
+        if not tensor.isfinite().all():
+            expected = f"weights of {model_class.__name__}"
+            raise InputError(f"{source}: expected {expected}: got NaN or infinite numbers in {name}")
     return build_model(model_class, build_config(source, fields), renamed, source, left_out=left_out)
 
 
