@@ -250,9 +250,9 @@ def build_model(
     left_out: list[str],
     new_projections: bool = False,
 ) -> LinformerPreTrainedModel:
-    """Build a model with these weights, which are finite; with `new_projections`, E and F are initialised as in a new model.
+    """Build a model with these weights, which are finite.
 
-    `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
+    With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
     """
     model = model_class(config)
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
