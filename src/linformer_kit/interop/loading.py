@@ -252,7 +252,8 @@ def build_model(
 ) -> LinformerPreTrainedModel:
     """Build a model with these weights, which are finite.
 
-    With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights that the model has no place for; `loaded` returns them.
+    With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights
+    that the model has no place for; `loaded` returns them.
     """
     model = model_class(config)
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
