@@ -154,7 +154,7 @@ def copy_pages() -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, PAGES / name, ignore=shutil.ignore_patterns("__pycache__", "report.html"))
+            shutil.copytree(source, PAGES / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")

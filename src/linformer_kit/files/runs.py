@@ -24,7 +24,6 @@ RUN_FILES = (
     *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "mistakes.jsonl"),
     *("settings.yaml", RUN_MARK),
 )
-PAGE = "report.html"  # beside all results, of runs and of measurements
 # If any of these exists beside an encoder, sentence-transformers reads its configuration there.
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 # Files that libraries load together with a model in the same folder: those of another model must not be there.
@@ -132,7 +131,7 @@ def _remove_run(folder: Path) -> None:
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)
-    for name in (*RUN_FILES, PAGE):
+    for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
     logs = folder / "runs"
     for path in (*logs.glob("*"), logs):
