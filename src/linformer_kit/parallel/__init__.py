@@ -1,1 +1,1 @@
-"""Several devices: sequence parallelism and sharded models."""
+"""Sequence parallelism: one text over several devices."""

@@ -19,9 +19,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from linformer_cli.errors import DivergedError, InputError, Stopped
 from linformer_cli.settings import TrainingSettings
@@ -29,7 +31,6 @@ from linformer_kit.environment import use_bf16
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
 from linformer_kit.operator.projections import SequenceProjection
-from linformer_kit.parallel.sharded import shard
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
 from linformer_kit.training.process import seed_generators, stop_requests
@@ -300,6 +301,19 @@ def _distributed(task: Task, settings: TrainingSettings, process: PartialState) 
             find_unused_parameters=not task.uses_every_parameter,
         )
     return task
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split parameters, gradients and moments over the processes, by torch's FSDP2: each keeps about 1/N of them.
+
+    Each layer gathers its parameters before it runs and frees them afterwards. Embeddings, head and, with layerwise
+    sharing, the shared E belong to the whole model and stay gathered from its forward to its backward pass.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise InputError(f"fully_shard: expected a model with layers of transformers, got {type(model).__name__}")
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh)
 
 
 def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
