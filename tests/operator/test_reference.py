@@ -22,23 +22,32 @@ def _weights(embed: int) -> AttentionWeights:
 
 
 def test_references_against_numpy():
-    """The references themselves, once more and by other means: equations 2 and 7 for one head."""
+    """The equation itself, once more and by other means: equations 2 and 7 for one head."""
     embed, length, slots = 5, 7, 3
     weights = _weights(embed)
-    x = torch.randn(1, length, embed, dtype=torch.float64)
-    e, f = torch.randn(2, 1, slots, length, dtype=torch.float64)
+    x = torch.randn(length, embed, dtype=torch.float64)
+    e, f = torch.randn(2, slots, length, dtype=torch.float64)
     w = [None if value is None else value.numpy() for value in weights]
-    q, k, v = (x[0].numpy() @ w[i].T + w[4 + i] for i in range(3))
+    q, k, v = (x.numpy() @ w[i].T + w[4 + i] for i in range(3))
     full = _numpy_softmax(q @ k.T / math.sqrt(embed)) @ v @ w[3].T + w[7]
-    np.testing.assert_allclose(reference.full_attention_reference(x, x, x, weights, 1)[0], full, rtol=1e-12)
-    maps = [[reference.matrix_projection_reference(matrix[0])] for matrix in (e, f)]
-    linear = _numpy_softmax(q @ (e[0].numpy() @ k).T / math.sqrt(embed)) @ (f[0].numpy() @ v) @ w[3].T + w[7]
-    np.testing.assert_allclose(reference.linformer_attention_reference(x, x, x, weights, *maps)[0], linear, rtol=1e-12)
+    identity = [lambda rows: rows]
+    np.testing.assert_allclose(reference.equation_7(x, x, x, weights, identity, identity), full, rtol=1e-12)
+    maps = [[reference.matrix_projection_reference(matrix)] for matrix in (e, f)]
+    linear = _numpy_softmax(q @ (e.numpy() @ k).T / math.sqrt(embed)) @ (f.numpy() @ v) @ w[3].T + w[7]
+    np.testing.assert_allclose(reference.equation_7(x, x, x, weights, *maps), linear, rtol=1e-12)
 
 
-def test_linformer_with_identity_projections_is_full_attention():
-    weights = _weights(15)
-    x = torch.randn(2, 7, 15, dtype=torch.float64)
-    identity = [reference.matrix_projection_reference(torch.eye(7, dtype=torch.float64))] * 3
-    linear = reference.linformer_attention_reference(x, x, x, weights, identity, identity)
-    torch.testing.assert_close(linear, reference.full_attention_reference(x, x, x, weights, 3), rtol=1e-12, atol=1e-12)
+def test_the_reference_of_batches_is_the_equation_for_each_sequence():
+    weights, heads = _weights(15), 3
+    query, key, value = torch.randn(3, 2, 7, 15, dtype=torch.float64)
+    maps = [
+        [reference.matrix_projection_reference(matrix) for matrix in each]
+        for each in torch.randn(2, heads, 4, 7).double()
+    ]
+    of_all = reference.linformer_attention_reference(query, key, value, weights, *maps)
+    of_each = [reference.equation_7(*inputs, weights, *maps) for inputs in zip(query, key, value, strict=True)]
+    torch.testing.assert_close(of_all, torch.stack(of_each), rtol=1e-12, atol=1e-12)
+    padded = torch.arange(7) >= torch.tensor([[5], [7]])
+    of_all = reference.linformer_attention_reference(query, key, value, weights, *maps, padded)
+    of_first = reference.equation_7(query[0], key[0, :5], value[0, :5], weights, *maps)
+    torch.testing.assert_close(of_all, torch.stack([of_first, of_each[1]]), rtol=1e-12, atol=1e-12)

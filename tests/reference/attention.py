@@ -17,7 +17,6 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
-    full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
 )
@@ -30,7 +29,8 @@ def attention_reference(
     maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
     weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
     if isinstance(layer.projection, fast.FullAttention):
-        return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
+        identity = [lambda rows: rows] * layer.num_heads
+        return linformer_attention_reference(query, key, value, weights, identity, identity, padding)
     dims = layer.projection.checked_slots(layer.projected_dim, layer.num_heads)
     settings = {
         "bias_order": layer.bias_order,

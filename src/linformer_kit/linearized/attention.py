@@ -28,7 +28,7 @@ from linformer_kit.operator.padding import (
     right_padded,
     take_positions,
 )
-from linformer_kit.operator.projections import FullAttention, SequenceProjection
+from linformer_kit.operator.projections import FullAttention, SharedProjection
 from linformer_kit.operator.slots import attend_slots
 
 IMPLEMENTATION = "linformer"
@@ -40,22 +40,15 @@ class LocalAttention(nn.Module):
     """State of a layer that keeps the attention that it had, which is limited to a window."""
 
 
-class SharedProjection(nn.Module):
-    """State of a linear layer that shares E and F with all others: a reference to them, and the slots of this layer.
+class SharedLayer(nn.Module):
+    """State of a linear layer that shares E and F with all others, which belong to the base model.
 
-    Args:
-        base: The base model, which has E and F; looked up at each call, so that a replacement is used.
-        projected_dim: k of this layer, or of each of its heads.
+    `projected_dim` is k of this layer, or of each of its heads.
     """
 
     def __init__(self, base: nn.Module, projected_dim: int | list[int]) -> None:
         super().__init__()
-        self._base = (base,)  # no submodule: the layer does not contain the model
-        self.projected_dim = projected_dim
-
-    @property
-    def projection(self) -> SequenceProjection:
-        return getattr(self._base[0], LAYER)
+        self.shared, self.projected_dim = SharedProjection(base, LAYER), projected_dim
 
 
 def linear_attention(
@@ -97,7 +90,7 @@ def linear_attention(
     if (padding := padding_of(attention_mask, key)) is not None:
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
         order, lengths = right_padded(padding, is_known=is_known)
-    shared, window = isinstance(layer, SharedProjection), getattr(layer, "sliding_window", 0)
+    shares, window = isinstance(layer, SharedLayer), getattr(layer, "sliding_window", 0)
     key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
     if window:
         query = _in_order(query, order)
@@ -105,11 +98,11 @@ def linear_attention(
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
     slots = project_heads(
-        layer.projection if shared else layer,
+        layer.shared.module if shares else layer,
         key,
         value,
         lengths,
-        projected_dim=layer.projected_dim if shared else None,
+        projected_dim=layer.projected_dim if shares else None,
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )

@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_cli.errors import InputError
-from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedProjection
+from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.conditions import reject_old_exporter
@@ -144,7 +144,7 @@ def attach(model: PreTrainedModel) -> None:
     states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
     states |= {name: FullAttention(fields.num_heads) for name in fields.full_layers}
     for number, name in enumerate(fields.layers):
-        states[name] = SharedProjection(base, fields.slots(number)) if fields.shared else projections[number]
+        states[name] = SharedLayer(base, fields.slots(number)) if fields.shared else projections[number]
         states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens
     for name, state in states.items():
         like = next(modules[name].parameters())

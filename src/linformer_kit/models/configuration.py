@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings
-from linformer_kit.operator.attention import AFTER_PROJECTION
+from linformer_kit.operator.attention import ALLOWED_BIAS_ORDER
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
@@ -144,7 +144,7 @@ def _check_fields(config: LinformerConfig) -> None:
         kind = PROJECTIONS[config.projection]
         fits = kind.commutes and (config.sharing != "none" or not issubclass(kind, LearnedProjection))
         fits = fits or config.bias_order == "before_projection"
-        _require(fits, "bias_order", AFTER_PROJECTION, config.bias_order)
+        _require(fits, "bias_order", ALLOWED_BIAS_ORDER, config.bias_order)
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:

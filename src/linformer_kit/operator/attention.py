@@ -2,14 +2,18 @@
 
     head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V        output = Concat(head_1 … head_h)·W_O
 
+With biases there are two orders of the products, of which the second multiplies k rows by W instead of n:
+
+    E·(X·W + r⊗b)  =  (E·X)·W + (E·r)⊗b        r is 1 on real tokens and 0 on padding
+
 Every sequence is right-padded here, and `lengths` says how many of its tokens are real (None: all). `drop_in` has the
-public layer, which takes any padding and layout; `reference.linformer_attention_reference` is the same equation as
-plain code, one head and one sequence at a time. Axes as in `slots`.
+public layer, which takes any padding and layout; `reference.equation_7` is the same equation as plain code, one head
+and one sequence at a time. Axes as in `slots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
@@ -24,7 +28,7 @@ from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
-AFTER_PROJECTION = "before_projection, unless E and F are linear and the same for all heads"  # in errors
+ALLOWED_BIAS_ORDER = "before_projection, unless E and F are linear and the same for all heads"  # in errors
 
 
 class ProjectedAttention(nn.Module):
@@ -109,13 +113,15 @@ class ProjectedAttention(nn.Module):
         all tokens are there too.
         """
         # Looked up at every call, so that a replacement is used.
-        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-        projection = inside(module)
-        dims = projection.checked_slots(self.projected_dim, self.num_heads)
-        if self._compresses_first(projection, key.shape[1] - self.global_tokens, dims):
-            return self._compressed_then_mapped(module, key, value, lengths, dims)  # (E·X)·W + (E·m)⊗b
-        return project_heads(  # E·(X·W + m⊗b)
-            module,
+        called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
+        declared = inside(called)
+        dims = declared.checked_slots(self.projected_dim, self.num_heads)
+        if not self.is_full:
+            _check_bias_order(self.bias_order, declared)  # E and F may have been replaced
+        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims):
+            return self._compressed_then_mapped(called, key, value, lengths, dims)  # (E·X)·W + (E·r)⊗b
+        return project_heads(  # E·(X·W + r⊗b)
+            called,
             self._mapped(self.k_proj, key),
             self._mapped(self.v_proj, value),
             lengths,
@@ -138,29 +144,31 @@ class ProjectedAttention(nn.Module):
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
     def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
-        """Whether (E·X)·W + (E·m)⊗b may and should replace E·(X·W + m⊗b): W then runs on k rows instead of n."""
-        if projection.is_exact_for(seq_len, min(dims)):
-            return False
-        if not (projection.commutes and projection.shared_by_heads):
-            _check_bias_order(self.bias_order, projection)  # E and F may have been replaced
+        """Whether (E·X)·W + (E·r)⊗b may and should replace E·(X·W + r⊗b): W then runs on k rows instead of n."""
+        if projection.is_exact_for(seq_len, min(dims)):  # `project_heads` takes the tokens themselves as slots
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
-        if not (is_affine(self.k_proj) and is_affine(self.v_proj)):
+        are_linear = projection.commutes and projection.shared_by_heads
+        if not (are_linear and is_affine(self.k_proj) and is_affine(self.v_proj)):
             return False
-        # An exported program, and all processes of sequence parallelism, use one order for all lengths.
+        # An exported program, and all processes of sequence parallelism, use one order for all lengths. Windows of
+        # short texts are few, however many slots there are.
         return is_exporting() or projection.piece is not None or projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
         self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
     ) -> Slots:
-        """(E·X)·W + (E·m)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
-        first, near = self.global_tokens, None
-        if first or self.sliding_window:  # the tokens that queries see; no others are mapped
+        """(E·X)·W + (E·r)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
+        first, tokens = self.global_tokens, None
+        if first or self.sliding_window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if self.sliding_window else first)
-            tokens = (self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen]))
-            near = Neighbours(*tokens, self.sliding_window, lengths)
-        rest = _lengths_after(lengths, first) if first else lengths
+            key_tokens, value_tokens = (
+                self._mapped(self.k_proj, key[:, seen]),
+                self._mapped(self.v_proj, value[:, seen]),
+            )
+            tokens = Neighbours(key_tokens, value_tokens, self.sliding_window, lengths)
+        rest = _lengths_after(lengths, first)
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
 
@@ -172,8 +180,8 @@ class ProjectedAttention(nn.Module):
             key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
             return _slots_of(compressed, key_slots, value_slots, rest)
 
-        slots = _of_all_heads(compress, dims)
-        return slots if near is None else _with_tokens(slots, near, first, inside(projection))
+        slots = Slots.for_heads(compress, dims)
+        return slots if tokens is None else _with_tokens(slots, tokens, first, inside(projection))
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
         """X·W + 1·b of each token, by heads."""
@@ -219,7 +227,7 @@ def project_heads(
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    rest = _lengths_after(lengths, first) if first else lengths
+    rest = _lengths_after(lengths, first)
     keys, values = key[:, :, first:], value[:, :, first:]
     source = merge_heads(keys) if source is None else source
 
@@ -227,29 +235,24 @@ def project_heads(
         compressed = projection(keys, values, rest, slots, source=source)
         return _slots_of(compressed, compressed.key, compressed.value, rest)
 
-    near = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(_of_all_heads(compress, dims), near, first, declared)
-
-
-def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-    """The slots of all heads; `compress` makes them for a k."""
-    return compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
+    tokens = Neighbours(key, value, sliding_window, lengths)
+    return _with_tokens(Slots.for_heads(compress, dims), tokens, first, declared)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
     """The lengths of sequences without their first tokens."""
-    return None if lengths is None else (lengths - first).clamp(min=0)
+    return lengths if lengths is None or first == 0 else (lengths - first).clamp(min=0)
 
 
-def _with_tokens(slots: Slots, near: Neighbours, first: int, projection: SequenceProjection) -> Slots:
-    """The slots, with the first tokens as slots before them, and with the neighbours of each query."""
+def _with_tokens(slots: Slots, tokens: Neighbours, first: int, projection: SequenceProjection) -> Slots:
+    """The slots, with the first tokens as slots before them, and with the neighbours of each query (window 0: none)."""
     if first:
-        slots = slots.after_tokens(near.key[:, :, :first], near.value[:, :, :first], near.lengths)
-    if not near.window:
+        slots = slots.after_tokens(tokens.key[:, :, :first], tokens.value[:, :, :first], tokens.lengths)
+    if not tokens.window:
         return slots
     if projection.piece is not None:
-        near = near.around(projection.piece.exchange, projection.piece.positions.start)
-    return slots.with_neighbours(near)
+        tokens = tokens.around(projection.piece.exchange, projection.piece.positions.start)
+    return slots.with_neighbours(tokens)
 
 
 def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
@@ -260,14 +263,14 @@ def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, lengths: Tenso
 
 
 def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor:
-    """(E·X)·W + (E·m)⊗b; without row sums f(E·X) = (E·X)·W + 1⊗b."""
+    """(E·X)·W + (E·r)⊗b; without row sums f(E·X) = (E·X)·W + 1⊗b."""
     if sums is None or linear.bias is None:
         return kernels.apply_linear(linear, rows)
     assert isinstance(linear, nn.Linear)
     if is_replaced(linear):  # global hooks, such as a profiler's, should see the call
         mapped = linear(rows)
         return mapped + ((sums - 1)[..., None] * linear.bias).to(mapped.dtype)
-    # Not f(E·X) + (E·m - 1)⊗b: if E·m is small, b would be added with rounding errors and then subtracted again.
+    # Not f(E·X) + (E·r - 1)⊗b: if E·r is small, b would be added with rounding errors and then subtracted again.
     mapped = kernels.linear(rows, linear.weight)
     return mapped + (sums[..., None] * linear.bias).to(mapped.dtype)
 
@@ -275,7 +278,7 @@ def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor
 def _check_bias_order(bias_order: str, projection: SequenceProjection) -> None:
     """Raise an error for biases after E and F that are not one linear map of all heads."""
     if bias_order == "after_projection" and not (projection.commutes and projection.shared_by_heads):
-        raise InputError(f"bias_order: expected {AFTER_PROJECTION}, got {bias_order}")
+        raise InputError(f"bias_order: expected {ALLOWED_BIAS_ORDER}, got {bias_order}")
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:

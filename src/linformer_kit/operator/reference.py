@@ -1,9 +1,9 @@
-"""The paper's equations as written there: one head and one sequence at a time, without reordering.
+"""The paper's equation as written there: one head and one sequence at a time, without reordering.
 
 Slow on purpose: tests compare the fast implementation with these functions. Start here to read the code.
 
-    full_attention_reference        equations 1 and 2
-    linformer_attention_reference   equation 7
+    equation_7                      the paper's equation; with E = F = identity that of full attention (equation 2)
+    linformer_attention_reference   the same with padding and what is beyond the paper
 
 Axes as in `slots`.
 """
@@ -19,29 +19,50 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-
-def full_attention_reference(
-    query: Float[Tensor, "batch query_len embed"],
-    key: Float[Tensor, "batch seq_len embed"],
-    value: Float[Tensor, "batch seq_len embed"],
-    weights: AttentionWeights,
-    num_heads: int,
-    padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
-) -> Float[Tensor, "batch query_len embed"]:
-    """Equations 1 and 2: Concat(head_1 … head_h)·W_O with head_i = softmax(Q·W_i^Q·(K·W_i^K)ᵀ/√d)·V·W_i^V."""
-    heads = []
-    for head in _head_slices(weights.query.shape[0], num_heads):
-        q = F.linear(query, weights.query[head], _slice(weights.query_bias, head))
-        k = F.linear(key, weights.key[head], _slice(weights.key_bias, head))
-        v = F.linear(value, weights.value[head], _slice(weights.value_bias, head))
-        heads.append(_softmax_attention_reference(q, k, v, padding_mask))
-    return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
-
-
 # The n → k map of one head, for the references: [real tokens, head_dim] of one sequence to [slots, head_dim].
 PlainProjection = Callable[[Tensor], Tensor]
 # The weights of the slots of one head, from the number of real tokens and the numbers of those that a query sees.
 PlainWeights = Callable[[int, list[int]], Tensor]
+
+
+class AttentionWeights(NamedTuple):
+    """The parameters of one attention layer, for the references; biases may be None."""
+
+    query: Float[Tensor, "embed embed"]
+    key: Float[Tensor, "embed embed"]
+    value: Float[Tensor, "embed embed"]
+    output: Float[Tensor, "embed embed"]
+    query_bias: Float[Tensor, " embed"] | None
+    key_bias: Float[Tensor, " embed"] | None
+    value_bias: Float[Tensor, " embed"] | None
+    output_bias: Float[Tensor, " embed"] | None
+
+    def of_head(self, name: str, head: slice) -> tuple[Tensor, Tensor | None]:
+        """W_i and the bias of one head, for a name such as `query`."""
+        bias = getattr(self, f"{name}_bias")
+        return getattr(self, name)[head], None if bias is None else bias[head]
+
+
+def equation_7(
+    query: Float[Tensor, "query_len embed"],
+    key: Float[Tensor, "seq_len embed"],
+    value: Float[Tensor, "seq_len embed"],
+    weights: AttentionWeights,
+    key_projections: Sequence[PlainProjection],
+    value_projections: Sequence[PlainProjection],
+) -> Float[Tensor, "query_len embed"]:
+    """head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V for each head, and Concat(head_1 … head_h)·W_O.
+
+    Source: Wang et al. 2020, section 4.
+    """
+    heads = []
+    slices = _head_slices(weights.query.shape[0], len(key_projections))
+    for head, project_key, project_value in zip(slices, key_projections, value_projections, strict=True):
+        q = F.linear(query, *weights.of_head("query", head))
+        k = project_key(F.linear(key, *weights.of_head("key", head)))
+        v = project_value(F.linear(value, *weights.of_head("value", head)))
+        heads.append((q @ k.T / math.sqrt(q.shape[1])).softmax(dim=-1) @ v)
+    return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
 
 
 def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) -> PlainProjection:
@@ -62,7 +83,7 @@ def linformer_attention_reference(
     slot_weights: Sequence[PlainWeights] | None = None,
     global_tokens: int = 0,
 ) -> Float[Tensor, "batch query_len embed"]:
-    """Equation 7: head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, one sequence and one head after the other.
+    """`equation_7` of each sequence, with padding, biases after the projection, and tokens that queries see exactly.
 
     Args:
         query: Input of the queries.
@@ -85,19 +106,12 @@ def linformer_attention_reference(
         near = neighbours_reference(real, sliding_window) if sliding_window else [[]] * len(query[sample])
         heads = []
         for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
-            q = F.linear(query[sample], weights.query[head], _slice(weights.query_bias, head))
-            (k, k_slots), (v, v_slots) = (
-                (
-                    F.linear(rows[sample][real], weight[head], _slice(bias, head)),
-                    _project_reference(
-                        rows[sample][real][global_tokens:], project, weight[head], _slice(bias, head), bias_order
-                    ),
-                )
-                for rows, project, weight, bias in (
-                    (key, key_projections[index], weights.key, weights.key_bias),
-                    (value, value_projections[index], weights.value, weights.value_bias),
-                )
-            )
+            of_key, of_value = weights.of_head("key", head), weights.of_head("value", head)
+            keys, values = key[sample][real], value[sample][real]
+            q = F.linear(query[sample], *weights.of_head("query", head))
+            k, v = F.linear(keys, *of_key), F.linear(values, *of_value)
+            k_slots = _slots_reference(keys[global_tokens:], key_projections[index], *of_key, bias_order)
+            v_slots = _slots_reference(values[global_tokens:], value_projections[index], *of_value, bias_order)
             rows = []
             for row, seen in zip(q, near, strict=True):
                 exact = sorted({*range(min(global_tokens, len(k))), *seen})
@@ -106,9 +120,9 @@ def linformer_attention_reference(
                     rest = [token - global_tokens for token in seen if token >= global_tokens]
                     of_slots = slot_weights[index](len(k) - global_tokens, rest).to(q)
                 some = of_slots > 0
-                keys, values = torch.cat([k_slots[some], k[exact]]), torch.cat([v_slots[some], v[exact]])
-                bias = torch.cat([of_slots[some].log(), q.new_zeros(len(exact))])
-                rows.append((row @ keys.T / math.sqrt(q.shape[1]) + bias).softmax(dim=-1) @ values)
+                log_weights = torch.cat([of_slots[some].log(), q.new_zeros(len(exact))])
+                scores = row @ torch.cat([k_slots[some], k[exact]]).T / math.sqrt(q.shape[1])
+                rows.append((scores + log_weights).softmax(dim=-1) @ torch.cat([v_slots[some], v[exact]]))
             heads.append(torch.stack(rows))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
     return torch.stack(outputs)
@@ -127,20 +141,7 @@ def neighbours_reference(real: Bool[Tensor, " seq_len"], sliding_window: int) ->
     ]
 
 
-class AttentionWeights(NamedTuple):
-    """The parameters of one attention layer, for the references; biases may be None."""
-
-    query: Float[Tensor, "embed embed"]
-    key: Float[Tensor, "embed embed"]
-    value: Float[Tensor, "embed embed"]
-    output: Float[Tensor, "embed embed"]
-    query_bias: Float[Tensor, " embed"] | None
-    key_bias: Float[Tensor, " embed"] | None
-    value_bias: Float[Tensor, " embed"] | None
-    output_bias: Float[Tensor, " embed"] | None
-
-
-def _project_reference(
+def _slots_reference(
     rows: Tensor, project: PlainProjection, weight: Tensor, bias: Tensor | None, bias_order: str
 ) -> Tensor:
     """E·(X·W + 1·b) or E·(X·W) + 1·b for one head of one sequence; no slots for no tokens."""
@@ -151,17 +152,6 @@ def _project_reference(
     return project(F.linear(rows, weight)) + bias
 
 
-def _softmax_attention_reference(q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None) -> Tensor:
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if padding_mask is not None:
-        scores = scores.masked_fill(padding_mask[:, None, :], -math.inf)
-    return scores.softmax(dim=-1) @ v
-
-
 def _head_slices(embed_dim: int, num_heads: int) -> list[slice]:
     head_dim = embed_dim // num_heads
     return [slice(head * head_dim, (head + 1) * head_dim) for head in range(num_heads)]
-
-
-def _slice(bias: Tensor | None, head: slice) -> Tensor | None:
-    return None if bias is None else bias[head]

@@ -55,12 +55,14 @@ class Slots(NamedTuple):
 
     @classmethod
     def for_heads(cls, compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-        """The slots of heads with different k: each head has its own first slots, and the others are empty.
+        """The slots of all heads. If they differ in k, each head has its own first slots, and the others are empty.
 
         Args:
-            compress: Makes slots of all heads for a k.
+            compress: Makes slots of all heads for a k, once for each k; of these each head uses those of its own k.
             dims: k of each head.
         """
+        if len({*dims}) == 1:
+            return compress(dims[0])
         by_number = {k: compress(k) for k in {*dims}}
         of_heads = [by_number[k] for k in dims]
         missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
@@ -68,8 +70,8 @@ class Slots(NamedTuple):
         for head, (part, fill) in enumerate(zip(of_heads, missing, strict=True)):
             keys.append(F.pad(part.key[:, head], (0, 0, 0, fill)))
             values.append(F.pad(part.value[:, head], (0, 0, 0, fill)))
-            none = torch.zeros(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
-            empty.append(F.pad(none if part.empty is None else part.empty[:, 0], (0, fill), value=True))
+            all_filled = torch.zeros(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
+            empty.append(F.pad(all_filled if part.empty is None else part.empty[:, 0], (0, fill), value=True))
             if part.sizes is not None:
                 sizes.append(F.pad(part.sizes[:, 0], (0, fill)))
         key, value, is_empty = (torch.stack(each, dim=1) for each in (keys, values, empty))
@@ -88,8 +90,8 @@ class Slots(NamedTuple):
         real = real.view(-1, 1, tokens)
         empty = self.empty
         if lengths is not None:  # without tokens after the first ones, their slots stand for nothing
-            none = (lengths <= tokens)[:, None, None]
-            empty = none.expand(-1, -1, self.key.shape[2]) if empty is None else none | empty
+            no_rest = (lengths <= tokens)[:, None, None]
+            empty = no_rest.expand(-1, -1, self.key.shape[2]) if empty is None else no_rest | empty
         if empty is not None:
             empty = _joined(~real, empty)
         return self._replace(

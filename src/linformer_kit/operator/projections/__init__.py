@@ -2,7 +2,8 @@
 
 A projection is called with the tokens of keys and values, mapped by W_K and W_V or not: `attention` chooses the order
 of the two products, since E·(X·W) and (E·X)·W are equal, but their cost is very different.
-To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settings.Projection`.
+To add a projection, add a class (docs/operator.md has an example), a line in `PROJECTIONS`, and its name to
+`Projection` in `linformer_cli/settings/model.py`.
 
     FullAttention          E = F = identity
     LinearProjection       E and F are learned
@@ -62,7 +63,7 @@ def build_projection(
     shorter_input: str | None = None,
     initializer: str | None = None,
 ) -> SequenceProjection:
-    """Build a projection by name; head_dim is for convolutions and `dynamic`, initializer for `linear`.
+    """Build a projection by name; head_dim and initializer are for those that declare them (`extra_arguments`).
 
     None stands for the default of the projection.
 
@@ -72,10 +73,8 @@ def build_projection(
     if name not in list(PROJECTIONS):
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
     kind = PROJECTIONS[name]
+    extra = {"head_dim": head_dim, "initializer": initializer}
     arguments: dict[str, Any] = {"sharing": sharing, "shorter_input": shorter_input}
-    if issubclass(kind, (ConvProjection, DynamicProjection)):
-        arguments["head_dim"] = head_dim
-    if issubclass(kind, LinearProjection):
-        arguments["initializer"] = initializer
+    arguments |= {name: extra[name] for name in kind.extra_arguments}
     given = {name: value for name, value in arguments.items() if value is not None}
     return kind(seq_len, projected_dim, num_heads=num_heads, **given)

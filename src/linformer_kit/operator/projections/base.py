@@ -16,6 +16,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.neighbours import Exchange
+from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
 SHARINGS = get_args(Sharing)
@@ -24,14 +25,14 @@ SHORTER_INPUTS = get_args(ShorterInput)
 
 
 class Compressed(NamedTuple):
-    """E·K and F·V, for all heads with the same number of slots.
+    """E·X of the keys and F·X of the values, for all heads with the same number of slots.
 
-    The axis of heads is 1 if the tokens were not mapped by W_K and W_V yet; then the last axis is d_m.
+    X is mapped by W_K or W_V and split into heads; or it is not yet, and there is one head of width d_m.
     """
 
     key: Float[Tensor, "batch heads slots dim"]
-    value: Float[Tensor, "batch heads slots dim"]  # the same tensor object as `key` if E·K = F·V
-    # E·m and F·m, with m 1 on real tokens and 0 on padding; None: 1, or not asked for.
+    value: Float[Tensor, "batch heads slots dim"]  # the same tensor object as `key` if both are equal
+    # E·r and F·r, with r 1 on real tokens and 0 on padding; None: 1, or not asked for.
     key_sums: Float[Tensor, "batch_or_1 slots"] | None = None
     value_sums: Float[Tensor, "batch_or_1 slots"] | None = None
     # Real tokens of the window that a slot stands for; None: slots do not stand for windows.
@@ -48,7 +49,10 @@ class Piece(NamedTuple):
 
 
 class SequenceProjection(nn.Module):
-    """Base class of projections of n positions to k slots. A subclass writes `compress`.
+    """Base class of projections of n positions to k slots.
+
+    A subclass writes `compress` (docs/operator.md has an example). Those of this package write `matrices`, for slots
+    that are weighted sums of all tokens, or `reduce`, for slots that stand for windows of tokens.
 
     Args:
         seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
@@ -66,12 +70,12 @@ class SequenceProjection(nn.Module):
 
     bounded = True  # whether seq_len limits the length of sequences
     nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
-    stretches = True  # whether shorter_input has an effect
+    stretches = False  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
-    shared_by_heads = True  # whether all heads have the same E and F
+    extra_arguments: tuple[str, ...] = ()  # what `build_projection` passes besides: head_dim, initializer
     piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
@@ -114,6 +118,9 @@ class SequenceProjection(nn.Module):
             lengths: Number of real tokens; None: all.
             slots: k, at most `projected_dim`.
             values: Whether these are values and not keys.
+
+        Returns:
+            The slots, with as many heads, and of the same width, as the tokens.
         """
         raise NotImplementedError
 
@@ -127,7 +134,7 @@ class SequenceProjection(nn.Module):
         source: Float[Tensor, "batch seq_len embed"],
         sums: bool = False,
     ) -> Compressed:
-        """E·K and F·V.
+        """The slots of keys and values.
 
         Args:
             key: Tokens of the keys, as for `compress`.
@@ -135,16 +142,22 @@ class SequenceProjection(nn.Module):
             lengths: Number of real tokens of each sequence; None: all.
             slots: k of these heads.
             source: The input of the keys, for projections that depend on it.
-            sums: Whether E·m and F·m are needed.
+            sums: Whether E·r and F·r are needed.
 
         Raises:
             InputError: if the sequence is longer than seq_len.
         """
         self._check_length(key.shape[2])
-        key_slots = self.compress(key, lengths, slots)
-        shared = value is key and self.tied
-        value_slots = key_slots if shared else self.compress(value, lengths, slots, values=True)
-        return Compressed(key_slots, value_slots)
+
+        def both(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            key_slots = self.compress(key, lengths, slots)
+            is_same = value is key and self.tied
+            return key_slots, key_slots if is_same else self.compress(value, lengths, slots, values=True)
+
+        if not sums:
+            return Compressed(*both(key, value))
+        real = zero_padding(key.new_ones(key.shape[0], 1, key.shape[2], 1), lengths)
+        return Compressed(*both(key, value), *(each[:, 0, :, 0] for each in both(real, real)))
 
     @property
     def projected_dim(self) -> int:
@@ -156,14 +169,14 @@ class SequenceProjection(nn.Module):
         return len(self.head_dims)
 
     @property
+    def shared_by_heads(self) -> bool:
+        """Whether all heads have the same E and F."""
+        return self.sharing != "none" or next(self.parameters(), None) is None
+
+    @property
     def tied(self) -> bool:
         """Whether E = F."""
         return self.always_tied or self.sharing in ("key_value", "layerwise")
-
-    @property
-    def uniform(self) -> bool:
-        """Whether all heads have the same k."""
-        return len(set(self.head_dims)) == 1
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
         """Whether each token of sequences of this length, or less, is a slot of its own, as in full attention.
@@ -189,7 +202,7 @@ class SequenceProjection(nn.Module):
         return (1 if self.sharing != "none" else self.num_heads) * (1 if self.tied else 2)
 
     def extra_repr(self) -> str:
-        slots = self.projected_dim if self.uniform else list(self.head_dims)
+        slots = self.projected_dim if len({*self.head_dims}) == 1 else list(self.head_dims)
         return f"{self.seq_len} -> {slots}, sharing={self.sharing}, shorter_input={self.shorter_input}"
 
     def checked_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
@@ -229,13 +242,15 @@ class SequenceProjection(nn.Module):
         """Raise the errors of `resize`."""
         if self.piece is not None:
             raise InputError("projection: expected a whole one to resize, got one split over several processes")
+        if type(self)._resize is SequenceProjection._resize:
+            raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
         least = self.projected_dim
         check_resize(self.seq_len if self.bounded else least, seq_len, mode, least=least)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
     def _resize(self, seq_len: int, mode: str) -> None:
-        raise NotImplementedError
+        """Replace parameters and buffers; a subclass writes it."""
 
     def of_positions(self) -> dict[str, Tensor]:
         """Parameters and buffers by name that have a column for each position, on their last axis."""
@@ -257,15 +272,10 @@ class SequenceProjection(nn.Module):
 class FullAttention(SequenceProjection):
     """Equation 2 as a projection: each token is its own slot, E = F = identity."""
 
-    bounded = stretches = False
+    bounded = False
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
-
-    def compress(
-        self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False
-    ) -> Float[Tensor, "batch heads seq_len dim"]:
-        return tokens
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
         return True
@@ -321,8 +331,11 @@ class LearnedProjection(SequenceProjection):
         """Initial value of E or F; random values are drawn anew at each call."""
         raise NotImplementedError
 
+    @property
+    def shared_by_heads(self) -> bool:
+        return self.sharing != "none"
+
     def _make_parameters(self) -> None:
-        self.shared_by_heads = self.sharing != "none"
         self.key_projection = nn.Parameter(self._start())
         self.register_parameter("value_projection", None if self.tied else nn.Parameter(self._start()))
 

@@ -38,8 +38,8 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
     """
 
     bounded = False
-    stretches = False
     always_tied = True
+    extra_arguments = ("head_dim",)
 
     def __init__(
         self, seq_len: int | None, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any

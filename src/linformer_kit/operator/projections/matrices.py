@@ -52,7 +52,7 @@ class MatrixProjection(SequenceProjection):
             else:  # the columns of padding become zero
                 key_matrix = self._stretched(key_matrix, lengths, seq_len)
                 value_matrix = key_matrix if tied else self._stretched(value_matrix, lengths, seq_len)
-            lengths = None
+            lengths = None  # padding has zeros as tokens, or zeros as columns
         elif is_exporting():  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
             key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
@@ -64,10 +64,9 @@ class MatrixProjection(SequenceProjection):
             parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
         if self.piece is not None:  # from sums over this process's positions to sums over all
             parts = self.piece.add(parts)
-        compressed, row_sums = parts[: len(pairs)], parts[len(pairs) :]
-        if not sums:
-            return Compressed(compressed[0], compressed[-1])
-        return Compressed(compressed[0], compressed[-1], row_sums[0], row_sums[-1])
+        if len(pairs) == 1:  # for keys and values alike
+            parts = [part for part in parts for _ in range(2)]
+        return Compressed(*parts)
 
     def _product(self, matrix: Tensor, tokens: Tensor) -> Tensor:
         """E·X, `[batch, heads, slots, dim]`."""
@@ -100,6 +99,9 @@ class LinearProjection(LearnedProjection, MatrixProjection):
     Args:
         initializer: Initialisation of E and F (`starts`).
     """
+
+    stretches = True
+    extra_arguments = ("initializer",)
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class RandomProjection(MatrixProjection):
     columns are independent, so R is never stretched, and a longer R gets new columns.
     """
 
-    stretches = False
+    always_tied = True
     matrix: Tensor
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
@@ -185,7 +187,10 @@ def _spreads_tokens(matrix: Tensor, tokens: Tensor, lengths: Tensor | None) -> b
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:
-    """E·m, with m 1 on real tokens and 0 on padding, where a matrix of each sequence has columns of zeros."""
+    """E·r, with r 1 on real tokens and 0 on padding, where a matrix of each sequence has columns of zeros.
+
+    The matrix is for all heads: row sums of matrices by head are never needed.
+    """
     if lengths is None or matrix.dim() > 2:
         return matrix.sum(dim=-1)
     return (~padding_after(lengths, matrix.shape[-1])).to(matrix.dtype) @ matrix.T

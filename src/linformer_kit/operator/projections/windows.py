@@ -63,6 +63,7 @@ class WindowProjection(SequenceProjection):
     """Slot i is computed from window i of the k windows that tile the sequence. A subclass writes `reduce`."""
 
     windowed = True
+    stretches = True
 
     def reduce(
         self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
@@ -144,7 +145,8 @@ class MeanPoolProjection(WindowProjection):
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        return self.shorter_input == "stretch" and seq_len <= slots and not is_exporting()
+        fits = seq_len <= (slots if self.shorter_input == "stretch" else 0)
+        return fits and not is_exporting()
 
     def forward(
         self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
@@ -161,7 +163,7 @@ class MeanPoolProjection(WindowProjection):
         real = torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device)
         if lengths is not None:
             real = real.masked_fill(padding_after(lengths, seq_len)[:, None, :, None], 0.0)
-        window = ((here + 1) * slots - 1) // self.seq_len
+        window = ((here + 1) * slots - 1) // self.seq_len  # i with ⌊i·n/k⌋ ≤ position < ⌊(i+1)·n/k⌋
         parts = [
             tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
                 2, window, tokens.to(wide)
@@ -193,6 +195,7 @@ class ConvProjection(LearnedProjection, WindowProjection):
     """
 
     nested = False
+    extra_arguments = ("head_dim",)
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
