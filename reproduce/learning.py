@@ -111,16 +111,13 @@ STUDIES = {
         {
             "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
             "headwise, pooling": start("headwise", "pooling"),
-            "headwise, lecun_normal": start("headwise", "lecun_normal"),
             "headwise, normal": start("headwise", "normal"),
             "none, pooling": start("none", "pooling"),
             "none, shifted_pooling": start("none", "shifted_pooling"),
-            "none, lecun_normal": start("none", "lecun_normal"),
             "key_value, pooling": start("key_value", "pooling"),
             "layerwise, pooling": start("layerwise", "pooling"),
-            "layerwise, lecun_normal": start("layerwise", "lecun_normal"),
         },
-        drawn=("Transformer", "headwise, pooling", "headwise, normal", "none, shifted_pooling", "none, lecun_normal"),
+        drawn=("Transformer", "headwise, pooling", "headwise, normal", "none, shifted_pooling"),
     ),
     "gap": Study(
         "The gap to the Transformer",

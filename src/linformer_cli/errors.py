@@ -26,6 +26,12 @@ class InputError(ValueError):
     """
 
 
+def check_input(condition: bool, name: str, expected: str, got: object) -> None:
+    """Raise an `InputError` unless a condition holds."""
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got}")
+
+
 class DivergedError(InputError):
     """Training diverged: the loss or the gradient is NaN or infinite."""
 

@@ -21,7 +21,7 @@ BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
-ProjectionInitializer = Literal["pooling", "mean_pooling", "shifted_pooling", "normal", "lecun_normal"]
+ProjectionInitializer = Literal["pooling", "mean_pooling", "shifted_pooling", "normal"]
 Dims = int | list[int] | list[list[int]]  # k of all layers, of each layer, or of each head of each layer
 
 IGNORED_LABEL = -100  # a position without a target, in data and models; torch's losses ignore it

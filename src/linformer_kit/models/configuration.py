@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings
 from linformer_kit.operator.attention import ALLOWED_BIAS_ORDER
@@ -130,21 +130,21 @@ def _check_fields(config: LinformerConfig) -> None:
     for name, value in vars(_Fields(**{name: getattr(config, name) for name in _FIELDS})).items():
         setattr(config, name, value)
     labels = config.id2label
-    _require(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)
-    _require(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
+    check_input(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)
+    check_input(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
     width = config.local_convolution
-    _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
-    _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    check_input(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
+    check_input(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
     pad, known = config.pad_token_id, f"a token id under vocab_size {config.vocab_size}"
-    _require(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
+    check_input(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
     heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
-    _require(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
+    check_input(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
         fits = kind.commutes and (config.sharing != "none" or not issubclass(kind, LearnedProjection))
         fits = fits or config.bias_order == "before_projection"
-        _require(fits, "bias_order", ALLOWED_BIAS_ORDER, config.bias_order)
+        check_input(fits, "bias_order", ALLOWED_BIAS_ORDER, config.bias_order)
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
@@ -152,11 +152,6 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
     layers, longest = config.num_hidden_layers, config.max_position_embeddings
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
     fits = by_layer is not projected_dim or len(by_layer) == layers
-    _require(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
+    check_input(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
     for each in by_layer:
         slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
-
-
-def _require(condition: bool, name: str, expected: str, got: Any) -> None:
-    if not condition:
-        raise InputError(f"{name}: expected {expected}, got {got!r}")

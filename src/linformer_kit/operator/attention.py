@@ -251,7 +251,7 @@ def _with_tokens(slots: Slots, tokens: Neighbours, first: int, projection: Seque
     if not tokens.window:
         return slots
     if projection.piece is not None:
-        tokens = tokens.around(projection.piece.exchange, projection.piece.positions.start)
+        tokens = projection.piece.widen(tokens)
     return slots.with_neighbours(tokens)
 
 

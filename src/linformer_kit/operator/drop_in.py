@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require
@@ -119,10 +119,10 @@ class LinformerAttention(ProjectedAttention):
             projection, projected_dim = FullAttention(num_heads), None
         else:
             is_module, kind = isinstance(projection, SequenceProjection), type(projection).__name__
-            _require(is_module, "projection", "a name, a projection module or None", kind)
+            check_input(is_module, "projection", "a name, a projection module or None", kind)
             given = (max_seq_len, sharing, shorter_input, projection_initializer)
             names = "max_seq_len, sharing, shorter_input, projection_initializer"
-            _require(given == (None,) * 4, names, "None, since the projection module has them", given)
+            check_input(given == (None,) * 4, names, "None, since the projection module has them", given)
             projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
@@ -194,8 +194,7 @@ class LinformerAttention(ProjectedAttention):
             output = put_back(output, order)
         if weights is not None:
             weights = put_back_weights(weights, order, queries=self._moves_queries, columns=self.is_full)
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(dim=1)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
         if is_single:
             return output[0], None if weights is None else weights[0]
         return output.transpose(0, 1) if is_transposed else output, weights
@@ -215,7 +214,7 @@ class LinformerAttention(ProjectedAttention):
         shape = list(key.shape[:2])
         fits = mask.dtype == torch.bool and list(mask.shape) == shape
         got = f"{mask.dtype} {list(mask.shape)}"
-        _require(fits, "key_padding_mask", f"bool {shape}, True where padded", got)
+        check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", got)
         # Before anything reads padding: else the backward pass would compute zero times NaN.
         zero = functools.partial(Tensor.masked_fill, mask=mask[..., None], value=0.0)
         is_key = query is key  # other queries may be of another length
@@ -236,9 +235,7 @@ class LinformerAttention(ProjectedAttention):
         return self.sliding_window > 0 and not self.is_full
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        if (
-            prefix + "in_proj_weight" in state_dict
-        ):  # of an `nn.MultiheadAttention`, which has no E and F: ours are kept
+        if prefix + "in_proj_weight" in state_dict:  # of an `nn.MultiheadAttention`, without E and F: ours are kept
             for kind in ("weight", "bias"):
                 fused = state_dict.pop(f"{prefix}in_proj_{kind}", None)
                 for name, part in zip("qkv", () if fused is None else fused.chunk(3), strict=False):
@@ -249,36 +246,31 @@ class LinformerAttention(ProjectedAttention):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-def _require(condition: bool, name: str, expected: str, got: Any) -> None:
-    if not condition:
-        raise InputError(f"{name}: expected {expected}, got {got if isinstance(got, str) else repr(got)}")
-
-
 def _check_sizes(
     embed_dim: int, num_heads: int, dropout: float, bias_order: str, sliding_window: int, global_tokens: int
 ) -> None:
     is_width = is_integer(embed_dim) and embed_dim > 0
-    _require(is_width, "embed_dim", "a positive integer", embed_dim)
+    check_input(is_width, "embed_dim", "a positive integer", embed_dim)
     is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
-    _require(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
-    _require(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
-    _require(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
+    check_input(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
+    check_input(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
+    check_input(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
-        _require(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
+        check_input(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, is_windowed: bool) -> None:
     """Reject shapes that do not fit the layer or each other."""
     shapes = [list(tensor.shape) for tensor in (query, key, value)]
     fits = all(len(shape) == 3 and shape[2] == embed_dim for shape in shapes)
-    _require(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", str(shapes))
+    check_input(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", str(shapes))
     fits = key.shape == value.shape and query.shape[0] == key.shape[0]
-    _require(fits, "query, key, value", "one batch size, and one length of key and value", str(shapes))
+    check_input(fits, "query, key, value", "one batch size, and one length of key and value", str(shapes))
     has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
-    _require(has_positions, "key", "at least one position", "none")
+    check_input(has_positions, "key", "at least one position", "none")
     fits = not is_windowed or query.shape[1] == key.shape[1]
-    _require(fits, "query, key", "one length with sliding_window", f"{query.shape[1]} and {key.shape[1]}")
+    check_input(fits, "query, key", "one length with sliding_window", f"{query.shape[1]} and {key.shape[1]}")
 
 
 def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:

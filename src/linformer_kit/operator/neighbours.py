@@ -9,7 +9,6 @@ Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,10 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import of_samples, padding_after
+from linformer_kit.operator.padding import of_samples
 
-# Of some tensors, the last tokens of the piece before and the first of the piece after; how many of each.
-Exchange = Callable[[list[Tensor], int, int], tuple[list[Tensor], list[Tensor]]]
 _ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens
 _MOST_ROWS = 512  # with wide windows
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
@@ -42,27 +39,6 @@ class Neighbours(NamedTuple):
     def before(self) -> int:
         """The number of tokens that a query sees before its own."""
         return self.window // 2
-
-    def around(self, exchange: Exchange, offset: int) -> Neighbours:
-        """With the tokens on both sides of a piece of a sequence, which its first and last queries see.
-
-        Args:
-            exchange: `Piece.exchange`.
-            offset: Position of the piece in the sequence.
-        """
-        batch, _, length, _ = self.key.shape
-        is_real = self.key.new_ones(batch, length, 1)
-        if self.lengths is not None:
-            is_real = is_real.masked_fill(padding_after(self.lengths, length)[..., None], 0.0)
-        before, after = exchange([self.key, self.value, is_real], self.before, self.window - self.before - 1)
-        first = min(offset, self.before)  # before the first piece there are no tokens
-        key, value = (
-            torch.cat([left[:, :, self.before - first :], part, right], dim=2)
-            for left, part, right in zip(before[:2], (self.key, self.value), after[:2], strict=True)
-        )
-        # Before a piece with tokens all are real.
-        real = first + (length if self.lengths is None else self.lengths) + (after[2] != 0).sum((1, 2))
-        return self._replace(key=key, value=value, first=first, offset=offset - first, lengths=real)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]

@@ -35,6 +35,7 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_mask
+from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import real_tokens_first, zero_padding
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
@@ -221,7 +222,7 @@ class SequenceParallel:
             self.positions,
             add=functools.partial(add, group=self.group),
             most=functools.partial(most, group=self.group),
-            exchange=functools.partial(exchange, group=self.group),
+            widen=self._widened,
         )
         for module in self.model.modules():
             if isinstance(module, SequenceProjection):
@@ -237,6 +238,21 @@ class SequenceParallel:
         # Masked instead of replaced, so that every process takes part in the backward pass.
         elsewhere = torch.tensor(self.rank > 0, device=hidden.device)
         return add([hidden.masked_fill(elsewhere, 0.0)], group=self.group)[0]
+
+    def _widened(self, tokens: Neighbours) -> Neighbours:
+        """The tokens of this piece, and those on both sides of it that its first and last queries see."""
+        batch, _, length, _ = tokens.key.shape
+        is_real = zero_padding(tokens.key.new_ones(batch, length, 1), tokens.lengths)
+        reach = tokens.before, tokens.window - tokens.before - 1
+        before, after = exchange([tokens.key, tokens.value, is_real], *reach, group=self.group)
+        first = min(self.positions.start, tokens.before)  # before the first piece there are no tokens
+        key, value = (
+            torch.cat([left[:, :, tokens.before - first :], part, right], dim=2)
+            for left, part, right in zip(before[:2], (tokens.key, tokens.value), after[:2], strict=True)
+        )
+        # Before a piece with tokens all are real.
+        real = first + (length if tokens.lengths is None else tokens.lengths) + (after[2] != 0).sum((1, 2))
+        return Neighbours(key, value, tokens.window, real, first, offset=self.positions.start - first)
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""

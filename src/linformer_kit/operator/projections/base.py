@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError
 from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.neighbours import Exchange
+from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     positions: slice  # this process's part of the n positions
     add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
     most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
-    exchange: Exchange  # tokens of the pieces before and after this one, if pieces are consecutive positions
+    widen: Callable[[Neighbours], Neighbours]  # adds tokens of the pieces before and after, which queries here see
 
 
 class SequenceProjection(nn.Module):
@@ -279,9 +279,6 @@ class FullAttention(SequenceProjection):
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
         return True
-
-    def _resize(self, seq_len: int, mode: str) -> None:
-        """Nothing depends on the length."""
 
 
 class SharedProjection:

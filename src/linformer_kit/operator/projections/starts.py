@@ -9,7 +9,6 @@ they share a matrix), slots (k), seq_len (n).
     shifted_pooling  the default: the windows of each head start a little later than those of the previous head; equal
                      to pooling if heads share a matrix
     normal           N(0, 0.02²), as in the official code
-    lecun_normal     N(0, 1/n)
 
 To add one, add a function here, a line in `STARTS`, and a name in `settings.ProjectionInitializer`.
 """
@@ -50,16 +49,11 @@ def normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
     return torch.randn(heads, projected_dim, seq_len) * _OFFICIAL_STD
 
 
-def lecun_normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    return torch.randn(heads, projected_dim, seq_len) / math.sqrt(seq_len)
-
-
 STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
     "pooling": pooling,
     "mean_pooling": mean_pooling,
     "shifted_pooling": shifted_pooling,
     "normal": normal,
-    "lecun_normal": lecun_normal,
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from linformer_cli.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
-from linformer_kit.operator.padding import padding_after, take_positions
+from linformer_kit.operator.padding import take_positions, zero_padding
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, Piece, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.slots import merge_heads
@@ -160,16 +160,10 @@ class MeanPoolProjection(WindowProjection):
         batch, _, seq_len, _ = key.shape
         wide = torch.promote_types(key.dtype, torch.float32)
         here = torch.arange(self.seq_len, device=key.device)[piece.positions][:seq_len]
-        real = torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device)
-        if lengths is not None:
-            real = real.masked_fill(padding_after(lengths, seq_len)[:, None, :, None], 0.0)
+        real = zero_padding(torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device), lengths)
         window = ((here + 1) * slots - 1) // self.seq_len  # i with ⌊i·n/k⌋ ≤ position < ⌊(i+1)·n/k⌋
-        parts = [
-            tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
-                2, window, tokens.to(wide)
-            )
-            for tokens in (real, key, value)[: 2 if value is key else 3]
-        ]
+        members = F.one_hot(window, slots).T.to(wide)  # of each window among the positions here
+        parts = [members @ tokens.to(wide) for tokens in (real, key, value)[: 2 if value is key else 3]]
         count, *totals = piece.add(parts)
         means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
         return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
