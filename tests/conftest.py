@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -24,6 +24,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from linformer_cli.cli import main
+from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.models import encoder
@@ -36,7 +37,7 @@ hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=Non
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough comes later and wins
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
-SHARINGS = ("none", "headwise", "key_value", "layerwise")
+SHARINGS, SHORTER_INPUTS, BIAS_ORDERS = map(get_args, (Sharing, ShorterInput, BiasOrder))
 # Models that differ in more than sharing or projection.
 OTHERS = {
     "full": {"attention": "full"},

@@ -16,8 +16,8 @@ from torch import Tensor
 from linformer_kit import LinformerAttention
 from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
-from linformer_kit.operator.projections import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import SHARINGS, pairs_of, randomise
+from linformer_kit.operator.projections import PROJECTIONS
+from tests.conftest import BIAS_ORDERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise
 from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]

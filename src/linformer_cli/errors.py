@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 PROCESS_KILLED = "a process was killed, most likely because memory ran out"
@@ -30,6 +30,11 @@ def check_input(condition: bool, name: str, expected: str, got: object) -> None:
     """Raise an `InputError` unless a condition holds."""
     if not condition:
         raise InputError(f"{name}: expected {expected}, got {got}")
+
+
+def check_choice(name: str, got: object, choices: Iterable[str]) -> None:
+    """Raise an `InputError` with the choices for a value that is none of them."""
+    check_input(got in (choices := list(choices)), name, f"one of {', '.join(choices)}", repr(got))
 
 
 class DivergedError(InputError):

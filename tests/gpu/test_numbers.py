@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import padding_after
-from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import OTHERS, SHARINGS, pairs_of, randomise
+from linformer_kit.operator.projections import PROJECTIONS
+from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise
 
 # Distinct sizes, but heads of a width that fused attention kernels take.
 SIZES = {

@@ -15,8 +15,8 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
-from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, fields, of_shorter, randomise, tokens, values_of
+from linformer_kit.operator.projections import PROJECTIONS
+from tests.conftest import KINDS, SHARINGS, SHORTER_INPUTS, fields, of_shorter, randomise, tokens, values_of
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {

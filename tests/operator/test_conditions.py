@@ -19,8 +19,7 @@ from linformer_kit import (
     linearize,
     operator,
 )
-from linformer_kit.operator.projections import SHORTER_INPUTS
-from tests.conftest import KINDS, SIZES, fields, randomise, tokens, values_of
+from tests.conftest import KINDS, SHORTER_INPUTS, SIZES, fields, randomise, tokens, values_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

@@ -9,6 +9,7 @@ import torch
 
 from linformer_kit.operator import reference
 from linformer_kit.operator.reference import AttentionWeights
+from tests.reference.attention import of_matrix
 
 
 def _numpy_softmax(scores: np.ndarray) -> np.ndarray:
@@ -32,7 +33,7 @@ def test_references_against_numpy():
     full = _numpy_softmax(q @ k.T / math.sqrt(embed)) @ v @ w[3].T + w[7]
     identity = [lambda rows: rows]
     np.testing.assert_allclose(reference.equation_7(x, x, x, weights, identity, identity), full, rtol=1e-12)
-    maps = [[reference.matrix_projection_reference(matrix)] for matrix in (e, f)]
+    maps = [[of_matrix(matrix)] for matrix in (e, f)]
     linear = _numpy_softmax(q @ (e.numpy() @ k).T / math.sqrt(embed)) @ (f.numpy() @ v) @ w[3].T + w[7]
     np.testing.assert_allclose(reference.equation_7(x, x, x, weights, *maps), linear, rtol=1e-12)
 
@@ -40,10 +41,7 @@ def test_references_against_numpy():
 def test_the_reference_of_batches_is_the_equation_for_each_sequence():
     weights, heads = _weights(15), 3
     query, key, value = torch.randn(3, 2, 7, 15, dtype=torch.float64)
-    maps = [
-        [reference.matrix_projection_reference(matrix) for matrix in each]
-        for each in torch.randn(2, heads, 4, 7).double()
-    ]
+    maps = [[of_matrix(matrix) for matrix in each] for each in torch.randn(2, heads, 4, 7).double()]
     of_all = reference.linformer_attention_reference(query, key, value, weights, *maps)
     of_each = [reference.equation_7(*inputs, weights, *maps) for inputs in zip(query, key, value, strict=True)]
     torch.testing.assert_close(of_all, torch.stack(of_each), rtol=1e-12, atol=1e-12)

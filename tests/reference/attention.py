@@ -18,8 +18,12 @@ from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
     linformer_attention_reference,
-    matrix_projection_reference,
 )
+
+
+def of_matrix(matrix: Tensor) -> PlainProjection:
+    """X → E·X with the first columns of E."""
+    return lambda rows: matrix[:, : len(rows)] @ rows
 
 
 def attention_reference(
@@ -61,7 +65,7 @@ def projected_attention_reference(
         rows = tokens[sample] if padding is None else tokens[sample][~padding[sample]]
         rows = rows[settings.get("global_tokens", 0) :]
         matrices = [_matrix(projection, projection.key_projection, head, k) for head, k in enumerate(dims)]
-        maps = [matrix_projection_reference((rows @ matrix.T).softmax(dim=0).T) for matrix in matrices]
+        maps = [of_matrix((rows @ matrix.T).softmax(dim=0).T) for matrix in matrices]
         of_inputs = [each[one] for each in inputs]
         outputs.append(linformer_attention_reference(*of_inputs, weights, maps, maps, of_one, **settings))
     return torch.cat(outputs)
@@ -126,7 +130,7 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         return pool(lambda rows: rows.amax(dim=0))
     if isinstance(projection, fast.RandomProjection):
         matrix = projection.matrix[:k] * math.sqrt(projection.projected_dim / k)
-        return matrix_projection_reference(matrix)
+        return of_matrix(matrix)
     weight = getattr(projection, name)
     weight = projection.key_projection if weight is None else weight
     if isinstance(projection, fast.ConvProjection):
@@ -135,7 +139,7 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
     matrix = _matrix(projection, weight, head, k)
     if stretch:
         return lambda rows: stretched(matrix, len(rows)) @ rows
-    return matrix_projection_reference(matrix)
+    return of_matrix(matrix)
 
 
 def _matrix(projection: fast.SequenceProjection, weight: Tensor, head: int, k: int) -> Tensor:

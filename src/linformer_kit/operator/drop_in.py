@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from linformer_cli.errors import InputError, check_input
+from linformer_cli.errors import InputError, check_choice, check_input
+from linformer_cli.settings import BiasOrder
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
-from linformer_kit.operator.projections import BIAS_ORDERS, FullAttention, SequenceProjection, build_projection
+from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import is_integer
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
@@ -254,7 +255,7 @@ def _check_sizes(
     is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
     check_input(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
     check_input(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
-    check_input(bias_order in BIAS_ORDERS, "bias_order", f"one of {', '.join(BIAS_ORDERS)}", bias_order)
+    check_choice("bias_order", bias_order, get_args(BiasOrder))
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
         check_input(is_count, name, f"an integer from 0 to {LONGEST:,}", count)

@@ -65,11 +65,6 @@ def equation_7(
     return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
 
 
-def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) -> PlainProjection:
-    """The linear projection X → E·X with the first columns of E."""
-    return lambda rows: matrix[:, : len(rows)] @ rows
-
-
 def linformer_attention_reference(
     query: Float[Tensor, "batch query_len embed"],
     key: Float[Tensor, "batch seq_len embed"],

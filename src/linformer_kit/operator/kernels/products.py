@@ -69,9 +69,11 @@ def apply_feed_forward(
     if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
-    activated = F.gelu(hidden)
-    if must_be_plain() or not activated.is_contiguous():
-        return apply_linear(second, activated)
+    if must_be_plain() or not hidden.is_contiguous():
+        return apply_linear(second, F.gelu(hidden))
+    # Only a product reads the output, so that its gradient is nobody else's; a module may pass on that of another.
+    is_plain = type(second) is nn.Linear and not is_replaced(second)
+    activated = _Gelu.apply(hidden) if is_plain else F.gelu(hidden)
     memory = activated.data_ptr()
 
     def forget(tensor: Tensor) -> Any:
@@ -168,3 +170,19 @@ class _Linear(torch.autograd.Function):
             linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if of_weight else None,
             rows.sum(dim=0) if of_bias else None,
         )
+
+
+class _Gelu(torch.autograd.Function):
+    """GELU, whose gradient overwrites that of its output: new memory of that size costs 2 % of an update."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden)
+        return F.gelu(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (hidden,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, and of `is_grads_batched`
+            return torch.ops.aten.gelu_backward(grad, hidden)
+        return torch.ops.aten.gelu_backward.grad_input(grad, hidden, grad_input=grad)

@@ -26,11 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import check_choice
 from linformer_kit.operator.projections.base import (
-    BIAS_ORDERS,
-    SHARINGS,
-    SHORTER_INPUTS,
     Compressed,
     FullAttention,
     Piece,
@@ -70,8 +67,7 @@ def build_projection(
     Raises:
         InputError: for an unknown name, and for invalid arguments of the projection.
     """
-    if name not in list(PROJECTIONS):
-        raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
+    check_choice("projection", name, list(PROJECTIONS))
     kind = PROJECTIONS[name]
     extra = {"head_dim": head_dim, "initializer": initializer}
     arguments: dict[str, Any] = {"sharing": sharing, "shorter_input": shorter_input}

@@ -12,16 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from linformer_cli.errors import InputError
-from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
+from linformer_cli.errors import InputError, check_choice, check_input
+from linformer_cli.settings import Sharing, ShorterInput
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
-
-SHARINGS = get_args(Sharing)
-BIAS_ORDERS = get_args(BiasOrder)
-SHORTER_INPUTS = get_args(ShorterInput)
 
 
 class Compressed(NamedTuple):
@@ -88,13 +84,10 @@ class SequenceProjection(nn.Module):
         shorter_input: str = "prefix",
     ) -> None:
         super().__init__()
-        given = seq_len is not None or self.bounded
-        if given and not (is_integer(seq_len) and cast(int, seq_len) > 0):
-            raise InputError(f"seq_len: expected a positive integer, got {seq_len!r}")
-        if sharing not in SHARINGS:
-            raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
-        if shorter_input not in SHORTER_INPUTS:
-            raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
+        is_length = is_integer(seq_len) and cast(int, seq_len) > 0
+        check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", repr(seq_len))
+        check_choice("sharing", sharing, get_args(Sharing))
+        check_choice("shorter_input", shorter_input, get_args(ShorterInput))
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing

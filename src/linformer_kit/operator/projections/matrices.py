@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import check_choice
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
@@ -112,8 +112,7 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         **arguments: Any,
     ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        if initializer not in STARTS:
-            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
+        check_choice("projection_initializer", initializer, STARTS)
         self.initializer = initializer
         self._make_parameters()
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_choice
 from linformer_cli.settings import ResizeMode
-
-RESIZE_MODES = get_args(ResizeMode)
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:
@@ -17,8 +15,7 @@ def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -
     Raises:
         InputError: with the allowed modes or lengths.
     """
-    if mode not in RESIZE_MODES:
-        raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")
+    check_choice("mode", mode, get_args(ResizeMode))
     least = seq_len if mode == "extend" else least
     if not is_integer(new_seq_len) or new_seq_len < least:
         raise InputError(f"seq_len: expected at least {least} for mode {mode}, got {new_seq_len!r}")

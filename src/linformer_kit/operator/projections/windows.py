@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.padding import take_positions, zero_padding
@@ -196,18 +196,14 @@ class ConvProjection(LearnedProjection, WindowProjection):
         self.head_dim = head_dim
         self._make_parameters()
 
-    @property
-    def _width(self) -> int:
-        return -(-self.seq_len // self.projected_dim)
-
     def _start(self) -> Tensor:
-        kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
+        width = -(-self.seq_len // self.projected_dim)
+        kernel = torch.full((self.head_dim, width), 1 / math.sqrt(width))
         return kernel if self.shared_by_heads else kernel.repeat(self.num_heads, 1, 1)
 
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
         heads, dim = tokens.shape[1], tokens.shape[3]
-        if dim != self.head_dim:
-            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {dim}")
+        check_input(dim == self.head_dim, "head_dim", f"{self.head_dim}, as the kernel has", dim)
         kernel = self.value_projection if values and self.value_projection is not None else self.key_projection
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], 0.0).unflatten(3, (heads, dim))
         by_head = kernel[None] if self.shared_by_heads else kernel
