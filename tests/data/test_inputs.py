@@ -56,7 +56,7 @@ def test_items_are_what_the_tokenizer_gives(with_types, monkeypatch, pairs, mult
     monkeypatch.setattr(data_tokenizer, "_TOGETHER", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)
     labels = dataclasses.replace(NAMES, multi_label=multi_label)
-    items = tokenised(texts, with_types, labels=labels)[0]
+    items = tokenised(texts, with_types, labels=labels)
     assert len(items) == len(texts)
     for index, example in enumerate(texts):
         encoded = with_types(
@@ -76,7 +76,7 @@ def test_what_texts_lose_is_counted(tokenizer, caplog):
     cut = {"texts": len(lost), "tokens": sum(lost), "of_tokens": sum(whole)}
     assert len(lost) > 2
     with caplog.at_level(logging.INFO):
-        assert tokenised(texts, tokenizer)[1] == cut
+        assert tokenised(texts, tokenizer).cut == cut
     said = (
         f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
     )

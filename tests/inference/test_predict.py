@@ -126,12 +126,14 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "output: expected another file than that of the texts",
         ),
         (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
+        (["{model}", "{header}"], "file: expected texts, got none in header.csv"),
     ],
 )
 def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
     encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
     (old := tmp_path / "old.jsonl").touch()
-    named = {"model": model, "texts": texts, "encoder": encoder, "old": old}
+    (header := tmp_path / "header.csv").write_text("text,label\n")
+    named = {"model": model, "texts": texts, "encoder": encoder, "old": old, "header": header}
     before = texts.read_text()
     with pytest.raises(SystemExit) as exit_:
         main(["predict", *(argument.format(**named) for argument in arguments)])

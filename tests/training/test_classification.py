@@ -66,7 +66,7 @@ def task_of(model, texts, tokenizer, **arguments: object) -> Classification:
 
 
 def items_of(ids, targets) -> LabelledItems:
-    return LabelledItems([{"input_ids": np.array(each, np.int32)} for each in ids], np.array(targets))
+    return LabelledItems([{"input_ids": np.array(each, np.int32)} for each in ids], np.array(targets), {})
 
 
 def texts_of(targets) -> LabelledItems:

@@ -173,7 +173,7 @@ def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metric_for_best_model=f2"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'f2'"),
+        (["--metric_for_best_model=f2"], "metric_for_best_model: expected one of accuracy, macro_f1, loss, got 'f2'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
         (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
         (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),

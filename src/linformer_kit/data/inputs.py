@@ -30,6 +30,8 @@ class LabelledItems(Dataset[Item]):
 
     windows: list[dict[str, Int[np.ndarray, " tokens"]]]  # int32: 4 bytes for a token
     labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
+    # Number of truncated `texts`, of their removed `tokens`, and of all tokens before truncation (`of_tokens`).
+    cut: dict[str, int]
 
     @property
     def lengths(self) -> Int[np.ndarray, " texts"]:
@@ -48,7 +50,7 @@ class LabelledItems(Dataset[Item]):
 
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
         """A selection of the items, in a given order."""
-        return LabelledItems([self.windows[index] for index in order], self.labels[order])
+        return LabelledItems([self.windows[index] for index in order], self.labels[order], self.cut)
 
 
 def grouped_by_length(
@@ -75,17 +77,13 @@ def grouped_by_length(
 
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, name: str
-) -> tuple[LabelledItems, dict[str, int]]:
+) -> LabelledItems:
     """Tokenise labelled texts, each into one window, and log how many are truncated.
 
     Args:
         examples, labels: The texts, and their classes.
         columns, name: For messages.
         encoder: Tokenises and truncates.
-
-    Returns:
-        The items in the order of the texts, and how much was truncated: `texts`, their removed `tokens`, and all tokens
-        before truncation (`of_tokens`).
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
@@ -101,4 +99,4 @@ def labelled_inputs(
             f"{name}: {cut['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens and lose "
             f"{cut['tokens']:,} of all {cut['of_tokens']:,} tokens"
         )
-    return LabelledItems(windows, np.array(targets)), cut
+    return LabelledItems(windows, np.array(targets), cut)

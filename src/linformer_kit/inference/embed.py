@@ -47,7 +47,7 @@ def main(settings: EmbedSettings) -> None:
     written = TextsAndOutput(settings, pieces)
     column = TextColumns(settings.text_column or "text")
     read = functools.partial(read_inputs, written.paths, column, document=settings.document)
-    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    total = written.count(read())
     embedder = _load(settings)
     identity = {
         "dtype": settings.dtype,  # before the fingerprint, which differs as well

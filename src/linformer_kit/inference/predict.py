@@ -45,7 +45,7 @@ def main(settings: PredictSettings) -> None:
     labels, trained = read_classes(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
     read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
-    total = sum(1 for _ in read())  # rejects unreadable files before the model is loaded
+    total = output.count(read())
     classifier, texts = Classifier(settings), read()
     if settings.output is None:
         for group in in_groups(texts, total):

@@ -20,16 +20,17 @@ from transformers import (
     set_seed,
 )
 
-from linformer_cli.errors import DivergedError, InputError
+from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import Labels, load_labelled
+from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
 from linformer_kit.report.classification import write_finetune_report
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
@@ -62,21 +63,17 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     texts = load_labelled(settings)
     labels = texts.labels
     metric = settings.metric_for_best_model or labels.metrics[0]
-    if metric not in (*labels.metrics, "loss"):
-        expected = f"one of {', '.join(labels.metrics)} and loss"
-        raise InputError(f"metric_for_best_model: expected {expected}, got {metric!r}")
+    check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
     model, tokenizer = load_encoder(settings, labels, seed=settings.seed)
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
-    (train, train_cut), (validation, validation_cut) = (
+    train, validation = (
         labelled_inputs(examples, labels, texts.columns, encoder, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
     texts_fingerprint = texts.fingerprint()
     texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
-    encoder_fingerprint = fingerprint(model.base_model, without=random_weights(model))
-    fingerprints = {"texts_fingerprint": texts_fingerprint, "model_fingerprint": encoder_fingerprint}
-    run.open({"texts": texts.description}, fingerprints)
-
+    of_encoder = fingerprint(model.base_model, without=random_weights(model))
+    run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_encoder})
     model.config.trained_columns = dataclasses.asdict(texts.columns)
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")
@@ -93,31 +90,46 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if training.diverged is not None:
         raise DivergedError(training.diverged)
-    measured = training.measure()
-    values = task.metrics(*measured)
     back = np.argsort(order)
-    logits, targets = (each[back] for each in measured)
-    answers = answers_of(logits, multi_label=labels.multi_label)
+    logits, targets = (each[back] for each in training.measure())
+    results = _results(run, settings, texts, training, logits, targets)
+    worst = mistakes(logits, answers_of(logits, multi_label=labels.multi_label), targets, texts.validation, labels)
+    save_model(model, tokenizer, run.folder)
+    run.write(write_finetune_report, results, worst)
+    return results, run.folder
+
+
+def _results(
+    run: Run,
+    settings: FinetuneSettings,
+    texts: LabelledTexts,
+    training: Training,
+    logits: np.ndarray,
+    targets: np.ndarray,
+) -> dict[str, Any]:
+    """The results, from the outputs and classes of the validation texts."""
+    task, labels = training.task, texts.labels
+    answers, values = answers_of(logits, multi_label=labels.multi_label), task.metrics(logits, targets)
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
     logged |= {name: f"eval_{name}" for name in labels.metrics}
-    results = run.results(
+    return run.results(
         training,
         model={
             "name": model_label(settings.model),
-            "type": model.config.model_type,
-            "parameters": model.num_parameters(),
+            "type": task.model.config.model_type,
+            "parameters": task.model.num_parameters(),
         },
         texts={
             "description": texts.description,
             "labels": list(labels.names),
             "multi_label": labels.multi_label,
-            "train": len(train),
-            "validation": len(validation),
-            "max_length": tokenizer.model_max_length,
-            "cut": {"train": train_cut, "validation": validation_cut},
+            "train": len(task.train_items),
+            "validation": len(task.validation_items),
+            "max_length": task.tokenizer.model_max_length,
+            "cut": {"train": task.train_items.cut, "validation": task.validation_items.cut},
         },
         metrics={name: values[name] for name in (*labels.metrics, "loss")},
-        metric_for_best_model=metric,
+        metric_for_best_model=training.plan.metric,
         best_updates=training.result_update,
         epochs=training.state.epoch,
         curve={name: list(map(list, training.state.logged(each).items())) for name, each in logged.items()},
@@ -125,9 +137,6 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
-    save_model(model, tokenizer, run.folder)
-    run.write(write_finetune_report, results, mistakes(logits, answers, targets, texts.validation, labels))
-    return results, run.folder
 
 
 def load_encoder(

@@ -30,6 +30,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
 from linformer_kit.report.training import perplexity, write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
@@ -70,6 +71,37 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable data. Existing files are kept.
     """
     settings, start = _starting_from(settings)
+    _check_settings(settings)
+    run = Run("pretrain", settings, may_change=_MAY_CHANGE)
+    with run.process.local_main_process_first():  # the others read its cache
+        data = load_masked_text(settings)
+    fingerprints = {
+        "corpus_fingerprint": data.corpus.fingerprint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
+        "from_model_fingerprint": "" if start is None else fingerprint(start),
+    }
+    run.open({"corpus": data.corpus.description}, fingerprints)
+    set_seed(settings.seed)
+    model = start or LinformerForMaskedLM(_model_config(settings, data.tokenizer))
+    task = MaskedLanguageModel(
+        model,
+        data.tokenizer,
+        train=data.train,
+        validation=data.validation,
+        collate=default_collate,
+        seed=settings.seed,
+    )
+    label = f"{model.config.attention} attention, {model.projection_matrix_count()} n → k matrices"
+    training = run.train(task, _plan(settings), label=label)
+    if training.diverged is None:  # else no model is saved, except in earlier checkpoints
+        save_model(model, data.tokenizer, run.folder)
+    results = _results(run, model, data, training)
+    run.write(write_pretrain_report, results)
+    return results, run.folder
+
+
+def _check_settings(settings: PretrainSettings) -> None:
+    """Raise the errors of settings that contradict each other."""
     if settings.overwrite:  # a study may keep its start in the folder of the run
         check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
@@ -78,46 +110,25 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     if settings.model.max_position_embeddings == 1:
         raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
     LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
-    run = Run("pretrain", settings, may_change=_MAY_CHANGE)
-    with run.process.local_main_process_first():  # the others read its cache
-        data = load_masked_text(settings)
-    corpus, tokenizer = data.corpus, data.tokenizer
-    fingerprints = {
-        "corpus_fingerprint": corpus.fingerprint,
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "from_model_fingerprint": "" if start is None else fingerprint(start),
-    }
-    run.open({"corpus": corpus.description}, fingerprints)
-    set_seed(settings.seed)
-    model = start or LinformerForMaskedLM(_model_config(settings, tokenizer))
-    matrices = model.projection_matrix_count()
-    task = MaskedLanguageModel(
-        model,
-        tokenizer,
-        train=data.train,
-        validation=data.validation,
-        collate=default_collate,
-        seed=settings.seed,
-    )
-    training = run.train(task, _plan(settings), label=f"{model.config.attention} attention, {matrices} n → k matrices")
-    curve, diverged = training.state.logged("eval_loss"), training.diverged is not None
-    if diverged:  # no model is saved, except in earlier checkpoints
+
+
+def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: Training) -> dict[str, Any]:
+    curve, seed = training.state.logged("eval_loss"), training.plan.seed
+    if training.diverged is not None:
         curve[training.state.update] = math.nan
-    else:
-        save_model(model, tokenizer, run.folder)
-    loss = math.nan if diverged else curve[training.result_update]
-    results = run.results(
+    loss = curve[training.state.update if training.diverged else training.result_update]
+    return run.results(
         training,
         model={
             "attention": model.config.attention,
             "parameters": model.num_parameters(),
-            "projection_matrices": matrices,
+            "projection_matrices": model.projection_matrix_count(),
         },
         corpus={
-            "description": corpus.description,
-            "fingerprint": corpus.fingerprint,
-            "vocab_size": vocabulary_size(tokenizer),
-            "seq_len": settings.model.max_position_embeddings,
+            "description": data.corpus.description,
+            "fingerprint": data.corpus.fingerprint,
+            "vocab_size": vocabulary_size(data.tokenizer),
+            "seq_len": model.config.max_position_embeddings,
             "train_sequences": len(data.train),
             "validation_sequences": len(data.validation),
         },
@@ -125,10 +136,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         perplexity=perplexity(loss),
         unigram_entropy=_unigram_entropy(data),
         curve=sorted(curve.items()),
-        guesses=[] if diverged else _guesses(model, data, seed=settings.seed),
+        guesses=[] if training.diverged else _guesses(model, data, seed=seed),
     )
-    run.write(write_pretrain_report, results)
-    return results, run.folder
 
 
 def _plan(settings: PretrainSettings) -> Plan:
