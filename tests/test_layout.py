@@ -24,7 +24,6 @@ LAYERS = (
     "analysis",
     "training",
     "inference",
-    "report",
     "environment",
     "interop",
     "parallel",
@@ -32,6 +31,7 @@ LAYERS = (
     "models",
     "operator",
     "data",
+    "report",
     "files",
 )
 MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("operator") + 1]

@@ -31,8 +31,8 @@ from linformer_kit.export.exportable import (
     random_inputs,
 )
 from linformer_kit.linearized.classes import stock_name
-from linformer_kit.models.card import write_card
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.report.card import write_card
 
 FILE = "model.onnx"
 _LARGEST = 2**31 - 2**20  # bytes of weights: the protobuf limit, less room for the graph

@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import LinearizeSettings, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage, read_json
-from linformer_kit.models.card import CARD
 from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.report.card import CARD
 
 CONFIG, WEIGHTS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "linformer.json"
 PREFIX = "base_model.model."  # PEFT's, before the name of each weight

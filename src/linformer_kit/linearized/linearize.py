@@ -30,8 +30,8 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.models.base import check_positions, longest_input, set_positions
-from linformer_kit.models.card import card_of, how_to_load
 from linformer_kit.operator.projections import PROJECTIONS
+from linformer_kit.report.card import card_of, how_to_load
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -14,11 +14,11 @@ from transformers import initialization as init
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_cli.settings.declare import LONGEST
-from linformer_kit.models.card import write_card
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.projections.resampling import resize_positions
 from linformer_kit.operator.projections.sizes import check_resize, each_dim
 from linformer_kit.operator.projections.windows import more_windows
+from linformer_kit.report.card import write_card
 
 
 class LinearModel(PreTrainedModel):

@@ -32,8 +32,8 @@ from linformer_kit.linearized.adapter import (
     shipped_adapters,
 )
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.base import table
+from linformer_kit.report.card import CARD, license_of
 from linformer_kit.report.training import adapter_card
 from linformer_kit.training.tracing import layer_names
 

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
 from linformer_kit.files.manifest import checked_folder, listed, listed_files, write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.models.card import CARD
+from linformer_kit.report.card import CARD
 from linformer_kit.training.state import TrainingState
 
 OPTIMIZER = "optimizer.safetensors"
