@@ -171,6 +171,7 @@ class LinformerAttention(ProjectedAttention):
             heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
             fewer slots. The columns of global tokens come first; with a sliding window, w columns follow, for the
             neighbours of each query from left to right; they are 0 where every token of a text has a slot of its own.
+            Outputs at padding are undefined.
 
         Raises:
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each

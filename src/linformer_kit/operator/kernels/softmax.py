@@ -81,7 +81,7 @@ def attention(
         for part, of_part in enumerate(queries.split(rows, dim=2)):
             seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
             of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen))
-        contexts.append(torch.cat(of_group, dim=1))
+        contexts.append(of_group[0] if len(of_group) == 1 else torch.cat(of_group, dim=1))
     return torch.cat(contexts).transpose(1, 2)
 
 
@@ -141,7 +141,10 @@ def _attend(
 
 def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     """`F.scaled_dot_product_attention` as two products with a softmax between them."""
-    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
+    scale = query.shape[-1] ** -0.5
+    is_longer = query.shape[2] > key.shape[2]  # the smaller of both is scaled
+    query, key = (query, key * scale) if is_longer else (query * scale, key)
+    scores = torch.matmul(query, key.transpose(2, 3))
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
     return F.dropout(scores.softmax(dim=-1), dropout_p) @ value
