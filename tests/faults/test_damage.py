@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from linformer_kit.files.runs import find_checkpoint
+from linformer_kit.files.folders import find_checkpoint
 from linformer_kit.training import loop
 from tests.conftest import fail_last_line
 from tests.faults.runs import pretrain_command, run_all

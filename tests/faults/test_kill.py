@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.files.runs import find_checkpoint
+from linformer_kit.files.folders import find_checkpoint
 from tests.faults.runs import assert_equal, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.tokenizer import load_tokenizer
-from linformer_kit.files.runs import find_checkpoint
+from linformer_kit.files.folders import find_checkpoint
 from tests.faults.runs import (
     cut_off,
     environment,

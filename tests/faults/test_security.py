@@ -16,9 +16,9 @@ import torch
 
 import linformer_kit
 from linformer_cli.cli import main
-from linformer_kit.files import manifest, runs
+from linformer_kit.files import folders, manifest
+from linformer_kit.files.folders import find_checkpoint, rotate_checkpoints
 from linformer_kit.files.manifest import MANIFEST, checked_folder, damage, recover, write_manifest
-from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
 from linformer_kit.files.writing import write_whole
 from linformer_kit.training.checkpoint import save_model
 from tests.faults.runs import finetune_command, pretrain_command, run_all
@@ -274,7 +274,7 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     run.mkdir()
     for name in (".checkpoint-3.part", "checkpoint-1"):
         (run / name).symlink_to(precious)
-    recover(run, runs.CHECKPOINT)
+    recover(run, folders.CHECKPOINT)
     assert not (run / ".checkpoint-3.part").is_symlink()
     (run / "checkpoint-5").mkdir()
     write_manifest(run / "checkpoint-5")
@@ -282,7 +282,7 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-5"]
     (run / "runs").mkdir()
     (run / "runs" / "1").symlink_to(precious)
-    runs.open_output_dir(str(run), command="pretrain", overwrite=True)
+    folders.open_output_dir(str(run), command="pretrain", overwrite=True)
     assert intact(precious) and sorted(path.name for path in run.iterdir()) == ["runs"]
 
 

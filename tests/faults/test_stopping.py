@@ -15,7 +15,7 @@ import pytest
 
 from linformer_cli.cli import main
 from linformer_cli.errors import Stopped
-from linformer_kit.files.runs import find_checkpoint
+from linformer_kit.files.folders import find_checkpoint
 from linformer_kit.training import process
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import ignore_signals, stop_requests

@@ -10,8 +10,8 @@ import pytest
 
 from linformer_kit import InputError
 from linformer_kit.files import manifest
+from linformer_kit.files.folders import CHECKPOINT
 from linformer_kit.files.manifest import checked_folder, damage, read_json, recover
-from linformer_kit.files.runs import CHECKPOINT
 
 
 def write(folder, content="whole"):

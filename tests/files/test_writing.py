@@ -11,8 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from linformer_cli.errors import InputError, machine_failure
-from linformer_kit.files.folders import check_new_folder, check_writable, new_folder
-from linformer_kit.files.runs import check_output_dir
+from linformer_kit.files.folders import check_new_folder, check_output_dir, check_writable, new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 
 

@@ -14,7 +14,7 @@ import torch
 
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
-from linformer_kit.files import runs
+from linformer_kit.files import folders
 from linformer_kit.training import batches, loop
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import seed_generators
@@ -262,7 +262,7 @@ def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypat
     def fail(path):
         raise PermissionError(f"{path}: not yours")
 
-    monkeypatch.setattr(runs, "remove_folder", fail)
+    monkeypatch.setattr(folders, "remove_folder", fail)
     trained = run(save_every=2, save_total_limit=1)
     assert trained.state.update == 7 and "old checkpoints cannot be removed" in caplog.text
 

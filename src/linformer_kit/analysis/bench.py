@@ -20,8 +20,7 @@ from linformer_kit.analysis.measure import (
     time_encoders,
 )
 from linformer_kit.environment import environment
-from linformer_kit.files.folders import check_new_folder, check_writable
-from linformer_kit.files.runs import open_output_dir
+from linformer_kit.files.folders import check_new_folder, check_writable, open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
 

@@ -13,8 +13,8 @@ from linformer_cli.errors import InputError, check_input, errors_named
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
+from linformer_kit.files.folders import check_how_to_start, check_made_from
 from linformer_kit.files.manifest import file_fingerprint, read_json
-from linformer_kit.files.runs import check_how_to_start, check_made_from
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.batches import in_groups
 

@@ -28,8 +28,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from linformer_cli.errors import DivergedError, InputError, Stopped
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import use_bf16
+from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
 from linformer_kit.files.manifest import damage
-from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint

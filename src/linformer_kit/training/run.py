@@ -21,8 +21,7 @@ from accelerate.utils import broadcast_object_list
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_kit.environment import environment
-from linformer_kit.files.manifest import read_json, recover
-from linformer_kit.files.runs import (
+from linformer_kit.files.folders import (
     CHECKPOINT,
     RUN_MARK,
     check_made_from,
@@ -30,6 +29,7 @@ from linformer_kit.files.runs import (
     find_checkpoint,
     open_output_dir,
 )
+from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.loop import Training

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.environment import most_bytes
+from linformer_kit.files.folders import TRAINER_STATE
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.runs import TRAINER_STATE
 
 _Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 _Numbers = dict[str, StrictInt | StrictFloat]

@@ -9,8 +9,8 @@ from huggingface_hub import snapshot_download
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
+from linformer_kit.files.folders import SENTENCE_FILES
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.runs import SENTENCE_FILES
 from linformer_kit.interop.checkpoints.pretrained import optional_file
 
 _MODULES, *_SETTINGS = SENTENCE_FILES

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from linformer_kit import InputError
-from linformer_kit.files.manifest import write_manifest
-from linformer_kit.files.runs import (
+from linformer_kit.files.folders import (
     check_output_dir,
     find_checkpoint,
     holds_run,
     open_output_dir,
     rotate_checkpoints,
 )
+from linformer_kit.files.manifest import write_manifest
 
 
 def checkpoint(folder: Path, step: int) -> Path:
