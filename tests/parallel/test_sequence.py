@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
-from linformer_kit.operator import padding
+from linformer_kit.models import modeling
 from linformer_kit.operator.padding import real_tokens_first
 from tests.conftest import SHARINGS, SIZES, shrink_blocks
 from tests.parallel.split_model import build, make_batch, run, split
@@ -130,7 +130,7 @@ def check_windows(seed: int, cases: int) -> None:
                 layer.self_attn.k_proj.register_forward_hook(lambda _, inputs, output: output.tanh())
             with pytest.MonkeyPatch.context() as reading:
                 if unread:
-                    reading.setattr(padding, "values_are_cheap", lambda _: False)
+                    reading.setattr(modeling, "values_are_cheap", lambda _: False)
                 compare(whole, make_batch(seq_len, seed=case), what)
 
 

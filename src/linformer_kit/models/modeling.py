@@ -25,7 +25,7 @@ from linformer_kit.models.configuration import LinformerConfig, check_projected_
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, runs_in_blocks, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
-from linformer_kit.operator.padding import of_samples, right_padded, take_positions, zero_padding
+from linformer_kit.operator.padding import is_right_padded, of_samples, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
 
 
@@ -145,7 +145,8 @@ def checked_inputs(
     order = lengths = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
-        order, lengths = right_padded(attention_mask == 0)
+        padding = attention_mask == 0
+        order, lengths = right_padded(padding, is_known=may_read and is_right_padded(padding))
     if order is not None:
         tokens = take_positions(tokens, order)
         if token_type_ids is not None:

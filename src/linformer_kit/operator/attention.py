@@ -13,7 +13,7 @@ and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
@@ -56,8 +56,7 @@ class ProjectedAttention(nn.Module):
         global_tokens: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(projection, FullAttention):
-            _check_bias_order(bias_order, projection.module if isinstance(projection, SharedProjection) else projection)
+        _check_bias_order(bias_order, projection.module if isinstance(projection, SharedProjection) else projection)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -116,7 +115,7 @@ class ProjectedAttention(nn.Module):
         called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
         declared = inside(called)
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
-        if not self.is_full:
+        if self.bias_order == "after_projection":
             _check_bias_order(self.bias_order, declared)  # E and F may have been replaced
         if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims):
             return self._compressed_then_mapped(called, key, value, lengths, dims)  # (E·X)·W + (E·r)⊗b
@@ -168,7 +167,7 @@ class ProjectedAttention(nn.Module):
                 self._mapped(self.v_proj, value[:, seen]),
             )
             tokens = Neighbours(key_tokens, value_tokens, self.sliding_window, lengths)
-        rest = _lengths_after(lengths, first)
+        rest = _lengths_after(lengths, first) if first else lengths
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
 
@@ -180,7 +179,7 @@ class ProjectedAttention(nn.Module):
             key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
             return _slots_of(compressed, key_slots, value_slots, rest)
 
-        slots = Slots.for_heads(compress, dims)
+        slots = _of_all_heads(compress, dims)
         return slots if tokens is None else _with_tokens(slots, tokens, first, inside(projection))
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
@@ -227,7 +226,7 @@ def project_heads(
     if declared.is_exact_for(key.shape[2] - first, min(dims)):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    rest = _lengths_after(lengths, first)
+    rest = _lengths_after(lengths, first) if first else lengths
     keys, values = key[:, :, first:], value[:, :, first:]
     source = merge_heads(keys) if source is None else source
 
@@ -236,12 +235,17 @@ def project_heads(
         return _slots_of(compressed, compressed.key, compressed.value, rest)
 
     tokens = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(Slots.for_heads(compress, dims), tokens, first, declared)
+    return _with_tokens(_of_all_heads(compress, dims), tokens, first, declared)
+
+
+def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
+    """The slots of all heads; `compress` makes them for a k."""
+    return compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
 
 
 def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
     """The lengths of sequences without their first tokens."""
-    return lengths if lengths is None or first == 0 else (lengths - first).clamp(min=0)
+    return None if lengths is None else (lengths - first).clamp(min=0)
 
 
 def _with_tokens(slots: Slots, tokens: Neighbours, first: int, projection: SequenceProjection) -> Slots:

@@ -55,14 +55,12 @@ class Slots(NamedTuple):
 
     @classmethod
     def for_heads(cls, compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-        """The slots of all heads. If they differ in k, each head has its own first slots, and the others are empty.
+        """The slots of heads with different k: each head has its own first slots, and the others are empty.
 
         Args:
             compress: Makes slots of all heads for a k, once for each k; of these each head uses those of its own k.
             dims: k of each head.
         """
-        if len({*dims}) == 1:
-            return compress(dims[0])
         by_number = {k: compress(k) for k in {*dims}}
         of_heads = [by_number[k] for k in dims]
         missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]

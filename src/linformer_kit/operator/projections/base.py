@@ -70,6 +70,7 @@ class SequenceProjection(nn.Module):
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
+    by_head = True  # whether heads have their own E and F with sharing `none`
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     extra_arguments: tuple[str, ...] = ()  # what `build_projection` passes besides: head_dim, initializer
     piece: Piece | None = None  # None: this process has the whole sequence
@@ -91,6 +92,7 @@ class SequenceProjection(nn.Module):
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
+        self.shared_by_heads = sharing != "none" or not self.by_head  # whether all heads have the same E and F
         self.shorter_input = shorter_input
         if not self.nested:
             self._require_uniform(self.head_dims)
@@ -160,11 +162,6 @@ class SequenceProjection(nn.Module):
     @property
     def num_heads(self) -> int:
         return len(self.head_dims)
-
-    @property
-    def shared_by_heads(self) -> bool:
-        """Whether all heads have the same E and F."""
-        return self.sharing != "none" or next(self.parameters(), None) is None
 
     @property
     def tied(self) -> bool:
@@ -265,7 +262,8 @@ class SequenceProjection(nn.Module):
 class FullAttention(SequenceProjection):
     """Equation 2 as a projection: each token is its own slot, E = F = identity."""
 
-    bounded = False
+    bounded = by_head = False
+    commutes = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
@@ -320,10 +318,6 @@ class LearnedProjection(SequenceProjection):
     def _start(self) -> Tensor:
         """Initial value of E or F; random values are drawn anew at each call."""
         raise NotImplementedError
-
-    @property
-    def shared_by_heads(self) -> bool:
-        return self.sharing != "none"
 
     def _make_parameters(self) -> None:
         self.key_projection = nn.Parameter(self._start())

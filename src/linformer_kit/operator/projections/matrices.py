@@ -148,6 +148,7 @@ class RandomProjection(MatrixProjection):
     """
 
     always_tied = True
+    by_head = False
     matrix: Tensor
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:

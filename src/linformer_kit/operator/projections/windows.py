@@ -140,6 +140,7 @@ class MeanPoolProjection(WindowProjection):
     commutes = True
     supports_sequence_parallel = True
     always_tied = True
+    by_head = False
 
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
@@ -173,6 +174,7 @@ class MaxPoolProjection(WindowProjection):
     """Slot i is the maximum of the real tokens in window i, in each dimension of K·W_K or V·W_V; 0 without any."""
 
     always_tied = True
+    by_head = False
 
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], -math.inf)
