@@ -11,7 +11,6 @@ import torch
 _IMPORTED = [
     "linformer_kit.parallel.sequence",
     "linformer_kit.training.pretrain",
-    "linformer_kit.parallel.sharded",
     "pytest",
 ]
 

@@ -100,5 +100,5 @@ def _discard_output() -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> NoReturn:
-    print(f"linformer: error: {message}", file=sys.stderr)
+    print("linformer: error:", *message.splitlines(), file=sys.stderr)
     raise SystemExit(code) from None

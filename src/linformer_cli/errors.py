@@ -27,14 +27,14 @@ class InputError(ValueError):
 
 
 def check_input(condition: bool, name: str, expected: str, got: object) -> None:
-    """Raise an `InputError` unless a condition holds."""
+    """Raise an `InputError` unless a condition holds; strings that are got stand in quotes."""
     if not condition:
-        raise InputError(f"{name}: expected {expected}, got {got}")
+        raise InputError(f"{name}: expected {expected}, got {got!r}")
 
 
 def check_choice(name: str, got: object, choices: Iterable[str]) -> None:
     """Raise an `InputError` with the choices for a value that is none of them."""
-    check_input(got in (choices := list(choices)), name, f"one of {', '.join(choices)}", repr(got))
+    check_input(got in (choices := list(choices)), name, f"one of {', '.join(choices)}", got)
 
 
 class DivergedError(InputError):

@@ -34,14 +34,14 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"hidden_size": True}, "hidden_size: expected a valid integer, got True"),
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
-        ({"id2label": "x"}, "id2label: expected a name for each class id, got x"),
+        ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
         ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
         (
             {"max_position_embeddings": 10**12},
             "max_position_embeddings: expected less than or equal to 16777216, got 1000000000000",
         ),
-        ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got gleu"),
+        ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
         (
             {"projected_dims": 64},
             "projected_dims: expected a field of LinformerConfig, got an unknown one (did you mean",

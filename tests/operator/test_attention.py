@@ -94,7 +94,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"key": torch.zeros(2, 37, EMBED), "value": torch.zeros(2, 37, EMBED)}, "expected at most 31, got 37"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23)}, "key_padding_mask: expected bool, or floating point of 0 at real"),
-        ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got none"),
+        ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got 0"),
     ],
 )
 @pytest.mark.unchecked
@@ -108,7 +108,10 @@ def test_calls_rejected(arguments, message):
     ("arguments", "message"),
     [
         ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 33, got 5"),
-        ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
+        (
+            {"projection": torch.nn.Linear(3, 3)},
+            "projection: expected a name, a projection module or None, got 'Linear'",
+        ),
         ({"projected_dim": None}, "projected_dim: expected 1 to 31 (the longest sequence), got None"),
         (
             {"bias_order": "after_projection", "sharing": "none"},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.errors import InputError, check_input, errors_named
+from linformer_cli.errors import InputError, errors_named
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
@@ -61,7 +61,8 @@ class TextsAndOutput:
     def count(self, texts: Iterable[Text]) -> int:
         """The number of texts, one or more. Unreadable files raise an error here, before a model is loaded."""
         total = sum(1 for _ in texts)
-        check_input(total > 0, "file", "texts", f"none in {' '.join(path.name for path in self.paths)}")
+        if not total:
+            raise InputError(f"file: expected texts, got none in {' '.join(path.name for path in self.paths)}")
         return total
 
     def write(

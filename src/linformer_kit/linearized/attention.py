@@ -48,7 +48,7 @@ class SharedLayer(nn.Module):
 
     def __init__(self, base: nn.Module, projected_dim: int | list[int]) -> None:
         super().__init__()
-        self.shared, self.projected_dim = SharedProjection(base, LAYER), projected_dim
+        self.projection, self.projected_dim = SharedProjection(base, LAYER), projected_dim
 
 
 def linear_attention(
@@ -91,7 +91,7 @@ def linear_attention(
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
         is_known = is_known or (values_are_cheap(padding) and is_right_padded(padding))
         order, lengths = right_padded(padding, is_known=is_known)
-    shares, window = isinstance(layer, SharedLayer), getattr(layer, "sliding_window", 0)
+    shared, window = getattr(layer, "projection", None), getattr(layer, "sliding_window", 0)
     key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
     if window:
         query = _in_order(query, order)
@@ -99,11 +99,11 @@ def linear_attention(
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
     slots = project_heads(
-        layer.shared.module if shares else layer,
+        layer if shared is None else shared.module,
         key,
         value,
         lengths,
-        projected_dim=layer.projected_dim if shares else None,
+        projected_dim=None if shared is None else layer.projected_dim,
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )

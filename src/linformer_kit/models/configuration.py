@@ -17,7 +17,6 @@ from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings
 from linformer_kit.operator.attention import ALLOWED_BIAS_ORDER
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
 
 logger = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ def _check_fields(config: LinformerConfig) -> None:
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
-        fits = kind.commutes and (config.sharing != "none" or not issubclass(kind, LearnedProjection))
+        fits = kind.commutes and (config.sharing != "none" or not kind.by_head)
         fits = fits or config.bias_order == "before_projection"
         check_input(fits, "bias_order", ALLOWED_BIAS_ORDER, config.bias_order)
 

@@ -215,8 +215,7 @@ class LinformerAttention(ProjectedAttention):
             mask = padding_from_scores("key_padding_mask", mask)
         shape = list(key.shape[:2])
         fits = mask.dtype == torch.bool and list(mask.shape) == shape
-        got = f"{mask.dtype} {list(mask.shape)}"
-        check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", got)
+        check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", f"{mask.dtype} {list(mask.shape)}")
         # Before anything reads padding: else the backward pass would compute zero times NaN.
         zero = functools.partial(Tensor.masked_fill, mask=mask[..., None], value=0.0)
         is_key = query is key  # other queries may be of another length
@@ -255,7 +254,8 @@ def _check_sizes(
     check_input(is_width, "embed_dim", "a positive integer", embed_dim)
     is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
     check_input(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
-    check_input(0 <= dropout < 1, "dropout", "a number from 0 up to but not 1", dropout)
+    is_rate = isinstance(dropout, (int, float)) and 0 <= dropout < 1
+    check_input(is_rate, "dropout", "a number from 0 up to but not 1", dropout)
     check_choice("bias_order", bias_order, get_args(BiasOrder))
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
@@ -266,13 +266,13 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, is_
     """Reject shapes that do not fit the layer or each other."""
     shapes = [list(tensor.shape) for tensor in (query, key, value)]
     fits = all(len(shape) == 3 and shape[2] == embed_dim for shape in shapes)
-    check_input(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", str(shapes))
+    check_input(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", shapes)
     fits = key.shape == value.shape and query.shape[0] == key.shape[0]
-    check_input(fits, "query, key, value", "one batch size, and one length of key and value", str(shapes))
+    check_input(fits, "query, key, value", "one batch size, and one length of key and value", shapes)
     has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
-    check_input(has_positions, "key", "at least one position", "none")
+    check_input(has_positions, "key", "at least one position", 0)
     fits = not is_windowed or query.shape[1] == key.shape[1]
-    check_input(fits, "query, key", "one length with sliding_window", f"{query.shape[1]} and {key.shape[1]}")
+    check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
 
 
 def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
@@ -90,26 +90,32 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if training.diverged is not None:
         raise DivergedError(training.diverged)
-    back = np.argsort(order)
-    logits, targets = (each[back] for each in training.measure())
-    results = _results(run, settings, texts, training, logits, targets)
-    worst = mistakes(logits, answers_of(logits, multi_label=labels.multi_label), targets, texts.validation, labels)
+    measured, worst = _measured(training, texts, order)
+    results = _results(run, settings, texts, training) | measured
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
     return results, run.folder
 
 
-def _results(
-    run: Run,
-    settings: FinetuneSettings,
-    texts: LabelledTexts,
-    training: Training,
-    logits: np.ndarray,
-    targets: np.ndarray,
-) -> dict[str, Any]:
-    """The results, from the outputs and classes of the validation texts."""
+def _measured(
+    training: Training, texts: LabelledTexts, order: Int[np.ndarray, " texts"]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Results of the validation texts, which the task has in another order, and the mistakes."""
+    labels, back = texts.labels, np.argsort(order)
+    logits, targets = (each[back] for each in training.measure())
+    answers = answers_of(logits, multi_label=labels.multi_label)
+    results = {
+        "metrics": training.task.metrics(logits, targets),
+        **by_class(answers, targets, labels),
+        # A bit for each text.
+        "right": None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
+    }
+    return results, mistakes(logits, answers, targets, texts.validation, labels)
+
+
+def _results(run: Run, settings: FinetuneSettings, texts: LabelledTexts, training: Training) -> dict[str, Any]:
+    """All results but those of `_measured`."""
     task, labels = training.task, texts.labels
-    answers, values = answers_of(logits, multi_label=labels.multi_label), task.metrics(logits, targets)
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
     logged |= {name: f"eval_{name}" for name in labels.metrics}
     return run.results(
@@ -128,14 +134,10 @@ def _results(
             "max_length": task.tokenizer.model_max_length,
             "cut": {"train": task.train_items.cut, "validation": task.validation_items.cut},
         },
-        metrics={name: values[name] for name in (*labels.metrics, "loss")},
         metric_for_best_model=training.plan.metric,
         best_updates=training.result_update,
         epochs=training.state.epoch,
         curve={name: list(map(list, training.state.logged(each).items())) for name, each in logged.items()},
-        **by_class(answers, targets, labels),
-        # A bit for each text.
-        right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
 
 

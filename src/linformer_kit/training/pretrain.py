@@ -113,6 +113,7 @@ def _check_settings(settings: PretrainSettings) -> None:
 
 
 def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: Training) -> dict[str, Any]:
+    """The results; of a training that diverged, without a loss at its end."""
     curve, seed = training.state.logged("eval_loss"), training.plan.seed
     if training.diverged is not None:
         curve[training.state.update] = math.nan

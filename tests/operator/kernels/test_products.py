@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import products
@@ -118,6 +121,18 @@ def test_feed_forward(monkeypatch, trained, bias):
         )
         results.append((*first_order, *second_order))
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+
+
+def test_checkpointing_keeps_nothing_of_a_feed_forward():
+    """Tensors that are alive after a forward pass: the inputs of the layers, not one of the width between the maps."""
+    first, second, inputs = feed_forward()
+    hidden = inputs
+    for _ in range(3):
+        hidden = checkpoint(kernels.apply_feed_forward, first, second, hidden, use_reentrant=False)
+        hidden = F.pad(hidden, (0, -4))
+    gc.collect()
+    alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == (2, 13, 29)]
+    assert hidden.requires_grad and not alive
 
 
 class Marked(torch.Tensor):

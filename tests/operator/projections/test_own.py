@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -46,3 +48,11 @@ def test_an_own_projection_computes_the_equation(sharing, length):
 def test_an_own_projection_without_resize_says_so():
     with pytest.raises(InputError, match=r"^projection: expected one with `_resize`, got Weighted$"):
         Weighted(N, K, num_heads=HEADS).resize(2 * N, "extend")
+
+
+def test_slots_of_another_shape_are_rejected():
+    projection = Weighted(N, K, num_heads=HEADS)
+    projection.weights = nn.Parameter(torch.randn(HEADS, K, N))  # by head, which only sharing `none` allows
+    layer, x = LinformerAttention(EMBED, HEADS, projection=projection), torch.randn(2, N, EMBED)
+    with pytest.raises(InputError, match=re.escape(f"compress: expected [2, 1, slots, {EMBED}], got [2, {HEADS}, ")):
+        layer(x, x, x)

@@ -63,29 +63,15 @@ def apply_feed_forward(
 ) -> Float[Tensor, "*rows out"]:
     """second(GELU(first(inputs))) for two linear modules, called as by `apply_linear`.
 
-    With gradients, only the input of GELU is kept for the backward pass, which computes its output, as large, again: of
-    a layer that is a quarter of all it would keep.
+    With gradients, and a plain second module, only the input of GELU is kept for the backward pass, which computes its
+    output, as large, again: of a layer that is a quarter of all it would keep.
     """
     if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
-    if must_be_plain() or not hidden.is_contiguous():
+    if must_be_plain() or type(second) is not nn.Linear or is_replaced(second) or not is_ordinary(hidden):
         return apply_linear(second, F.gelu(hidden))
-    # Only a product reads the output, so that its gradient is nobody else's; a module may pass on that of another.
-    is_plain = type(second) is nn.Linear and not is_replaced(second)
-    activated = _Gelu.apply(hidden) if is_plain else F.gelu(hidden)
-    memory = activated.data_ptr()
-
-    def forget(tensor: Tensor) -> Any:
-        """Keep only the layout of the output of GELU, as it is or flattened."""
-        is_activated = tensor.data_ptr() == memory and tensor.numel() == hidden.numel() > 0
-        return (tensor.shape, tensor.stride()) if is_activated else tensor
-
-    def compute_again(kept: Any) -> Tensor:
-        return kept if isinstance(kept, Tensor) else F.gelu(hidden).as_strided(*kept)
-
-    with torch.autograd.graph.saved_tensors_hooks(forget, compute_again):
-        return apply_linear(second, activated)
+    return _GeluLinear.apply(hidden, second.weight, second.bias)
 
 
 def compress(
@@ -172,17 +158,26 @@ class _Linear(torch.autograd.Function):
         )
 
 
-class _Gelu(torch.autograd.Function):
-    """GELU, whose gradient overwrites that of its output: new memory of that size costs 2 % of an update."""
+class _GeluLinear(torch.autograd.Function):
+    """GELU and a product, of which only the input of GELU is kept."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden)
-        return F.gelu(hidden)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return linear(F.gelu(hidden), weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (hidden,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, and of `is_grads_batched`
-            return torch.ops.aten.gelu_backward(grad, hidden)
-        return torch.ops.aten.gelu_backward.grad_input(grad, hidden, grad_input=grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        hidden, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad
+        activated = F.gelu(hidden).reshape(-1, hidden.shape[-1]) if of_weight else hidden
+        weight_gradient = linear(rows.T, activated.T) if of_weight else None
+        del activated  # its memory is that of the next product
+        hidden_gradient = None
+        if of_hidden:
+            hidden_gradient = linear(grad, weight.T.to(grad.dtype))  # mixed precision has other weights
+            in_place = {} if torch.is_grad_enabled() or not is_ordinary(grad) else {"grad_input": hidden_gradient}
+            backward = torch.ops.aten.gelu_backward
+            hidden_gradient = (backward.grad_input if in_place else backward)(hidden_gradient, hidden, **in_place)
+        return hidden_gradient, weight_gradient, rows.sum(dim=0) if of_bias else None

@@ -47,8 +47,8 @@ class Piece(NamedTuple):
 class SequenceProjection(nn.Module):
     """Base class of projections of n positions to k slots.
 
-    A subclass writes `compress` (docs/operator.md has an example). Those of this package write `matrices`, for slots
-    that are weighted sums of all tokens, or `reduce`, for slots that stand for windows of tokens.
+    A subclass writes `compress` (docs/operator.md has an example). Most of this package write `matrices` instead, for
+    slots that are weighted sums of all tokens, or `reduce`, for slots that stand for windows of tokens.
 
     Args:
         seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
@@ -86,7 +86,7 @@ class SequenceProjection(nn.Module):
     ) -> None:
         super().__init__()
         is_length = is_integer(seq_len) and cast(int, seq_len) > 0
-        check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", repr(seq_len))
+        check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", seq_len)
         check_choice("sharing", sharing, get_args(Sharing))
         check_choice("shorter_input", shorter_input, get_args(ShorterInput))
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
@@ -144,10 +144,16 @@ class SequenceProjection(nn.Module):
         """
         self._check_length(key.shape[2])
 
+        def slots_of(tokens: Tensor, *, values: bool) -> Tensor:
+            compressed = self.compress(tokens, lengths, slots, values=values)
+            batch, heads, _, dim = tokens.shape
+            fits = compressed.dim() == 4 and compressed.shape == (batch, heads, compressed.shape[2], dim)
+            check_input(fits, "compress", f"[{batch}, {heads}, slots, {dim}]", list(compressed.shape))
+            return compressed
+
         def both(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            key_slots = self.compress(key, lengths, slots)
-            is_same = value is key and self.tied
-            return key_slots, key_slots if is_same else self.compress(value, lengths, slots, values=True)
+            key_slots = slots_of(key, values=False)
+            return key_slots, key_slots if value is key and self.tied else slots_of(value, values=True)
 
         if not sums:
             return Compressed(*both(key, value))
@@ -252,11 +258,8 @@ class SequenceProjection(nn.Module):
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {seq_len}")
 
     def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
-        if len(set(dims)) > 1:
-            raise InputError(
-                "projected_dim: expected one constant number for all heads, because the kernel of a convolution "
-                f"depends on it, got {sorted(set(dims))}"
-            )
+        expected = "one constant number for all heads, because the kernel of a convolution depends on it"
+        check_input(len(set(dims)) == 1, "projected_dim", expected, sorted(set(dims)))
 
 
 class FullAttention(SequenceProjection):
@@ -267,6 +270,9 @@ class FullAttention(SequenceProjection):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
+
+    def compress(self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False) -> Tensor:
+        return tokens
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
         return True

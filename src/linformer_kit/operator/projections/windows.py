@@ -163,8 +163,12 @@ class MeanPoolProjection(WindowProjection):
         here = torch.arange(self.seq_len, device=key.device)[piece.positions][:seq_len]
         real = zero_padding(torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device), lengths)
         window = ((here + 1) * slots - 1) // self.seq_len  # i with ⌊i·n/k⌋ ≤ position < ⌊(i+1)·n/k⌋
-        members = F.one_hot(window, slots).T.to(wide)  # of each window among the positions here
-        parts = [members @ tokens.to(wide) for tokens in (real, key, value)[: 2 if value is key else 3]]
+        parts = [  # not a product: an infinite token would reach all windows
+            tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
+                2, window, tokens.to(wide)
+            )
+            for tokens in (real, key, value)[: 2 if value is key else 3]
+        ]
         count, *totals = piece.add(parts)
         means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
         return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
