@@ -18,7 +18,7 @@ from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
 from linformer_kit.operator.padding import take_positions, zero_padding
-from linformer_kit.operator.projections.base import Compressed, LearnedProjection, Piece, SequenceProjection
+from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.slots import merge_heads
 
@@ -154,13 +154,10 @@ class MeanPoolProjection(WindowProjection):
     ) -> Compressed:
         if self.piece is None:
             return super().forward(key, value, lengths, slots, source=source, sums=sums)
-        return self._of_pieces(key, value, lengths, slots, self.piece)
-
-    def _of_pieces(self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, piece: Piece) -> Compressed:
-        """Means from sums and counts over this process's positions, in float32 or wider."""
+        # From sums and counts over this process's positions, in float32 or wider.
         batch, _, seq_len, _ = key.shape
         wide = torch.promote_types(key.dtype, torch.float32)
-        here = torch.arange(self.seq_len, device=key.device)[piece.positions][:seq_len]
+        here = torch.arange(self.seq_len, device=key.device)[self.piece.positions][:seq_len]
         real = zero_padding(torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device), lengths)
         window = ((here + 1) * slots - 1) // self.seq_len  # i with ⌊i·n/k⌋ ≤ position < ⌊(i+1)·n/k⌋
         parts = [  # not a product: an infinite token would reach all windows
@@ -169,7 +166,7 @@ class MeanPoolProjection(WindowProjection):
             )
             for tokens in (real, key, value)[: 2 if value is key else 3]
         ]
-        count, *totals = piece.add(parts)
+        count, *totals = self.piece.add(parts)
         means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
         return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
 
