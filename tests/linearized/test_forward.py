@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
@@ -155,3 +156,15 @@ def test_what_stands_for_the_projection_is_called(sharing):
     assert [owner.linformer.calls for owner in owners] == ([3] if sharing == "layerwise" else [1, 1, 1])
     owners[0].linformer.inner.key_projection.mul_(3)
     assert not torch.equal(model(**inputs)[0], before)
+
+
+def test_a_shared_projection_is_trained_and_saved_as_a_whole_by_peft():
+    """PEFT wraps each module of the name: E and F, and the state of each layer."""
+    model = of("bert", sharing="layerwise")
+    inputs = example(model, 31)
+    before = model(**inputs)[0]
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query"], modules_to_save=["linformer"])).eval()
+    torch.testing.assert_close(adapted(**inputs)[0], before, rtol=0, atol=0)
+    adapted(**inputs)[0].square().mean().backward()
+    (saved,) = [each for name, each in adapted.named_parameters() if "linformer.modules_to_save" in name]
+    assert saved.grad is not None and saved.grad.abs().max() > 0

@@ -162,11 +162,8 @@ class ProjectedAttention(nn.Module):
         first, tokens = self.global_tokens, None
         if first or self.sliding_window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if self.sliding_window else first)
-            key_tokens, value_tokens = (
-                self._mapped(self.k_proj, key[:, seen]),
-                self._mapped(self.v_proj, value[:, seen]),
-            )
-            tokens = Neighbours(key_tokens, value_tokens, self.sliding_window, lengths)
+            mapped = self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen])
+            tokens = Neighbours(*mapped, self.sliding_window, lengths)
         rest = _lengths_after(lengths, first) if first else lengths
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
