@@ -22,7 +22,7 @@ from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]
 GLOBAL = [0, 0, 1, 3]
-NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
+NESTED = [name for name in PROJECTIONS if name != "conv"]  # heads may differ in k
 
 
 @pytest.fixture(scope="module", autouse=True)

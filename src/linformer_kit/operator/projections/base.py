@@ -65,7 +65,6 @@ class SequenceProjection(nn.Module):
     """
 
     bounded = True  # whether seq_len limits the length of sequences
-    nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
     stretches = False  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
@@ -90,12 +89,11 @@ class SequenceProjection(nn.Module):
         check_choice("sharing", sharing, get_args(Sharing))
         check_choice("shorter_input", shorter_input, get_args(ShorterInput))
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
+        self.num_heads = num_heads
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
         self.shared_by_heads = sharing != "none" or not self.by_head  # whether all heads have the same E and F
         self.shorter_input = shorter_input
-        if not self.nested:
-            self._require_uniform(self.head_dims)
 
     def compress(
         self,
@@ -105,7 +103,7 @@ class SequenceProjection(nn.Module):
         *,
         values: bool = False,
     ) -> Float[Tensor, "batch heads slots dim"]:
-        """E·X, or F·X for values.
+        """E·X, or F·X for values: slots with as many heads, and of the same width, as the tokens.
 
         Args:
             tokens: X, right-padded, with zeros at padding: mapped by W_K or W_V and split into heads, or, if the
@@ -113,9 +111,6 @@ class SequenceProjection(nn.Module):
             lengths: Number of real tokens; None: all.
             slots: k, at most `projected_dim`.
             values: Whether these are values and not keys.
-
-        Returns:
-            The slots, with as many heads, and of the same width, as the tokens.
         """
         raise NotImplementedError
 
@@ -166,10 +161,6 @@ class SequenceProjection(nn.Module):
         return max(self.head_dims)
 
     @property
-    def num_heads(self) -> int:
-        return len(self.head_dims)
-
-    @property
     def tied(self) -> bool:
         """Whether E = F."""
         return self.always_tied or self.sharing in ("key_value", "layerwise")
@@ -193,9 +184,8 @@ class SequenceProjection(nn.Module):
 
     def matrix_count(self) -> int:
         """Number of learned n → k maps of this projection, as counted in section 4 of the paper."""
-        if next(self.parameters(), None) is None:
-            return 0
-        return (1 if self.sharing != "none" else self.num_heads) * (1 if self.tied else 2)
+        is_learned = next(self.parameters(), None) is not None
+        return is_learned * (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
 
     def extra_repr(self) -> str:
         slots = self.projected_dim if len({*self.head_dims}) == 1 else list(self.head_dims)
@@ -205,18 +195,15 @@ class SequenceProjection(nn.Module):
         """The number of slots of each head; None: those of the projection.
 
         Raises:
-            InputError: for more slots than the projection has, for fewer if it does not support them, or for another
-                number of heads.
+            InputError: for more slots than the projection has, and for another number of heads.
         """
-        if num_heads != len(self.head_dims):
+        if num_heads != self.num_heads:
             raise InputError(f"num_heads: expected {self.num_heads}, as the projection has, got {num_heads}")
         if projected_dim is None:
             return self.head_dims
         dims = slots_by_head(projected_dim, num_heads, limit=self.projected_dim, limited_by="those of the projection")
         if any(wanted > largest for wanted, largest in zip(dims, self.head_dims, strict=True)):
             raise InputError(f"projected_dim: expected at most {list(self.head_dims)} by head, got {list(dims)}")
-        if not self.nested:
-            self._require_uniform({*dims, *self.head_dims})
         return dims
 
     def resize(self, seq_len: int, mode: str) -> None:
@@ -240,8 +227,7 @@ class SequenceProjection(nn.Module):
             raise InputError("projection: expected a whole one to resize, got one split over several processes")
         if type(self)._resize is SequenceProjection._resize:
             raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
-        least = self.projected_dim
-        check_resize(self.seq_len if self.bounded else least, seq_len, mode, least=least)
+        check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
@@ -256,10 +242,6 @@ class SequenceProjection(nn.Module):
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.
         if self.bounded and not torch.compiler.is_exporting() and seq_len > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {seq_len}")
-
-    def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
-        expected = "one constant number for all heads, because the kernel of a convolution depends on it"
-        check_input(len(set(dims)) == 1, "projected_dim", expected, sorted(set(dims)))
 
 
 class FullAttention(SequenceProjection):

@@ -191,13 +191,20 @@ class ConvProjection(LearnedProjection, WindowProjection):
     axis of heads. They are initialised to the scaled mean of the window. The kernel needs the same k for all heads.
     """
 
-    nested = False
     extra_arguments = ("head_dim",)
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
+        self.checked_slots(None, self.num_heads)
         self.head_dim = head_dim
         self._make_parameters()
+
+    def checked_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
+        dims = super().checked_slots(projected_dim, num_heads)
+        expected = "one constant number for all heads, because the kernel of a convolution depends on it"
+        different = sorted({*dims, *self.head_dims})
+        check_input(len(different) == 1, "projected_dim", expected, different)
+        return dims
 
     def _start(self) -> Tensor:
         width = -(-self.seq_len // self.projected_dim)
