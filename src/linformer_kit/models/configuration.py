@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
-from linformer_cli.settings.declare import settings
+from linformer_cli.settings.declare import meant, settings
 from linformer_kit.operator.attention import ALLOWED_BIAS_ORDER
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
@@ -104,18 +104,13 @@ def _reject_unknown(fields: Iterable[str]) -> None:
     """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
         if name not in _TRANSFORMERS_FIELDS:
-            raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{_suggestion(name)}")
-
-
-def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, _FIELDS, 1, 0.8)
-    return f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{meant(name, _FIELDS)}")
 
 
 @functools.cache  # warn once for the same fields: a model and its tokenizer read the same file several times
 def warn_of_unknown(names: frozenset[str]) -> None:
     """Log a warning with the fields of a file that are kept and not used."""
-    listed = ", ".join(f"{name}{_suggestion(name)}" for name in sorted(names))
+    listed = ", ".join(f"{name}{meant(name, _FIELDS)}" for name in sorted(names))
     logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
 
