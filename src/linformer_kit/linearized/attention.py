@@ -19,7 +19,7 @@ from transformers.utils import output_capturing
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import project_heads
-from linformer_kit.operator.conditions import has_values, is_transformed, values_are_cheap
+from linformer_kit.operator.conditions import has_values, is_transformed
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import (
     is_right_padded,
@@ -89,8 +89,7 @@ def linear_attention(
     order, lengths = None, None  # the order makes the tokens right-padded, of these lengths
     if (padding := padding_of(attention_mask, key)) is not None:
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
-        is_known = is_known or (values_are_cheap(padding) and is_right_padded(padding))
-        order, lengths = right_padded(padding, is_known=is_known)
+        order, lengths = right_padded(padding, is_known=is_known or None)
     shared, window = getattr(layer, "projection", None), getattr(layer, "sliding_window", 0)
     key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
     if window:

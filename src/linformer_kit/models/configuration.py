@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import meant, settings
-from linformer_kit.operator.attention import ALLOWED_BIAS_ORDER
+from linformer_kit.operator.attention import check_bias_order
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
 
@@ -136,9 +136,7 @@ def _check_fields(config: LinformerConfig) -> None:
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
-        fits = kind.commutes and (config.sharing != "none" or not kind.by_head)
-        fits = fits or config.bias_order == "before_projection"
-        check_input(fits, "bias_order", ALLOWED_BIAS_ORDER, config.bias_order)
+        check_bias_order(config.bias_order, kind.commutes and (config.sharing != "none" or not kind.by_head))
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:

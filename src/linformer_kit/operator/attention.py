@@ -28,8 +28,6 @@ from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
-ALLOWED_BIAS_ORDER = "before_projection, unless E and F are linear and the same for all heads"  # in errors
-
 
 class ProjectedAttention(nn.Module):
     """Attention over the slots of a projection, of right-padded sequences.
@@ -56,7 +54,8 @@ class ProjectedAttention(nn.Module):
         global_tokens: int = 0,
     ) -> None:
         super().__init__()
-        _check_bias_order(bias_order, projection.module if isinstance(projection, SharedProjection) else projection)
+        declared = projection.module if isinstance(projection, SharedProjection) else projection
+        check_bias_order(bias_order, declared.commutes and declared.shared_by_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -115,8 +114,7 @@ class ProjectedAttention(nn.Module):
         called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
         declared = inside(called)
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
-        if self.bias_order == "after_projection":
-            _check_bias_order(self.bias_order, declared)  # E and F may have been replaced
+        check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
         if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims):
             return self._compressed_then_mapped(called, key, value, lengths, dims)  # (E·X)·W + (E·r)⊗b
         return project_heads(  # E·(X·W + r⊗b)
@@ -276,10 +274,11 @@ def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor
     return mapped + (sums[..., None] * linear.bias).to(mapped.dtype)
 
 
-def _check_bias_order(bias_order: str, projection: SequenceProjection) -> None:
+def check_bias_order(bias_order: str, is_one_map: bool) -> None:
     """Raise an error for biases after E and F that are not one linear map of all heads."""
-    if bias_order == "after_projection" and not (projection.commutes and projection.shared_by_heads):
-        raise InputError(f"bias_order: expected {ALLOWED_BIAS_ORDER}, got {bias_order}")
+    if bias_order == "after_projection" and not is_one_map:
+        expected = "before_projection, unless E and F are linear and the same for all heads"
+        raise InputError(f"bias_order: expected {expected}, got {bias_order}")
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:

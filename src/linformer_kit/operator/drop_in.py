@@ -18,8 +18,8 @@ from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import BiasOrder
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
-from linformer_kit.operator.padding import is_right_padded, put_back, put_back_weights, right_padded, take_positions
+from linformer_kit.operator.conditions import reject_old_exporter, require
+from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import is_integer
 
@@ -221,7 +221,7 @@ class LinformerAttention(ProjectedAttention):
         is_key = query is key  # other queries may be of another length
         key, value = _each_once(zero, key, value)
         query = key if is_key else query
-        order, lengths = right_padded(mask, is_known=values_are_cheap(mask) and is_right_padded(mask))
+        order, lengths = right_padded(mask)
         if order is not None:
             move = functools.partial(take_positions, positions=order)
             if self._moves_queries:

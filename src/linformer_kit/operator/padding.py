@@ -12,23 +12,27 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from linformer_kit.operator.conditions import values_are_cheap
+
 _LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ONNX has no stable sort
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 
 def right_padded(
-    mask: Bool[Tensor, "batch seq_len"], *, is_known: bool
+    mask: Bool[Tensor, "batch seq_len"], *, is_known: bool | None = None
 ) -> tuple[Int[Tensor, "batch seq_len"] | None, Tensor]:
     """The order that makes sequences right-padded, and their lengths.
 
     Args:
         mask: True where padded: on the left, on the right, or in the middle.
-        is_known: Whether it is known to be padded on the right only.
+        is_known: Whether it is known to be padded on the right only; None: its values are read where that is cheap.
 
     Returns:
         The order for `take_positions`, None if the sequences are known to be right-padded; and the number of real
         tokens, `[batch]`.
     """
+    if is_known is None:
+        is_known = values_are_cheap(mask) and is_right_padded(mask)
     return None if is_known else real_tokens_first(mask), (~mask).sum(dim=1)
 
 

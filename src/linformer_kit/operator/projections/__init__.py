@@ -67,7 +67,7 @@ def build_projection(
     Raises:
         InputError: for an unknown name, and for invalid arguments of the projection.
     """
-    check_choice("projection", name, list(PROJECTIONS))
+    check_choice("projection", name, PROJECTIONS)
     kind = PROJECTIONS[name]
     extra = {"head_dim": head_dim, "initializer": initializer}
     arguments: dict[str, Any] = {"sharing": sharing, "shorter_input": shorter_input}

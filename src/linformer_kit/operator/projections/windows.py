@@ -195,7 +195,7 @@ class ConvProjection(LearnedProjection, WindowProjection):
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        self.checked_slots(None, self.num_heads)
+        self.checked_slots(None, self.num_heads)  # one k for all heads
         self.head_dim = head_dim
         self._make_parameters()
 
