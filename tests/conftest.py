@@ -139,6 +139,20 @@ def save_bert_tokenizer(folder: Path, words: Iterable[str] = ("x", "y")) -> None
     transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)
 
 
+def pad_always(folder: Path, length: int) -> None:
+    """Let the file of a folder's tokenizer pad every text to a length, and truncate it there, as MiniLM's own does."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(length=length, pad_id=tokenizer.token_to_id("<pad>") or 0)
+    tokenizer.enable_truncation(length)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def encoded_lengths(folder: Path, *texts: str) -> list[int]:
+    """Numbers of tokens of texts, as the library `tokenizers` counts them with the file of a folder's tokenizer."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [len(tokenizer.encode(text).ids) for text in texts]
+
+
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters of a test; all except the quick ones are in the slow tier."""
     quick = list(quick)

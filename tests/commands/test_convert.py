@@ -21,7 +21,7 @@ from linformer_cli.settings import ConvertSettings
 from linformer_kit import LinformerModel
 from linformer_kit.files.manifest import damage
 from linformer_kit.interop import convert
-from tests.conftest import fail, save_tokenizer
+from tests.conftest import encoded_lengths, fail, pad_always, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
 from tests.reference import fairseq_linformer as official
@@ -30,6 +30,7 @@ from tests.reference import fairseq_linformer as official
 def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     source("RobertaForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
+    pad_always(tmp_path / "theirs", 11)
     options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
@@ -39,6 +40,7 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+    assert encoded_lengths(tmp_path / "ours", "w7", "w7 " * 99) == [1, 37]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
 

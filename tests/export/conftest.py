@@ -16,6 +16,8 @@ from linformer_kit.export.exportable import Case, Exportable, Run, load, random_
 from tests.conftest import SIZES, randomise, save_tokenizer
 
 LENGTH = SIZES["max_position_embeddings"]
+SMALL = {name: size for name, size in SIZES.items() if name != "projected_dim"}
+BERT_SIZES = {**SMALL, "vocab_size": 53, "num_hidden_layers": 1}
 TEXTS = ["w7 w9 w11 w13 w17", "w19 w23", "w29"]
 
 

@@ -14,12 +14,13 @@ import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
-from linformer_kit.export import onnx_file
+from linformer_kit.export import folder, onnx_file
 from linformer_kit.export.exportable import Case, load, random_inputs
 from linformer_kit.files.manifest import damage
-from tests.conftest import fail, fail_last_line
-from tests.export.conftest import LENGTH, TEXTS, check_limit, linformer, save
+from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_bert_tokenizer
+from tests.export.conftest import BERT_SIZES, LENGTH, TEXTS, check_limit, linformer, save
 
+PAIR = {"text": "A text.", "text_pair": "The second text of the pair."}
 FILES = {"README.md", "config.json", "export.json", "manifest.json", "model.onnx"}
 FILES |= {"tokenizer.json", "tokenizer_config.json"}
 
@@ -51,10 +52,45 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     expected = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits.detach().numpy()
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
-    code = (out / "README.md").read_text().split("```")[1].removeprefix("python")
-    exec(code.replace("FOLDER", str(out)), {})
-    best = pipeline("text-classification", model=str(tmp_path / "model"))("A text.")[0]["label"]
-    assert capsys.readouterr().out == f"['{best}']\n"
+    best = pipeline("text-classification", model=str(tmp_path / "model"))(["A text.", "Another, longer text."])
+    assert as_its_card_says(out, capsys) == f"{[each['label'] for each in best]}\n"
+
+
+def as_its_card_says(folder, capsys) -> str:
+    """What the code in the README.md of an exported model prints."""
+    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python")
+    assert "tokenizers" in code and "transformers" not in code
+    capsys.readouterr()
+    exec(code.replace("FOLDER", str(folder)), {})
+    return capsys.readouterr().out
+
+
+@pytest.mark.e2e
+def test_padding_and_truncation_of_the_source_do_not_reach_the_exported_tokenizer(tmp_path, capsys):
+    """Its card has a pair of texts for a classifier that was trained on pairs."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    columns = {"text": "text", "text_pair": "second", "label": "label"}
+    config = transformers.BertConfig(**{**BERT_SIZES, "num_labels": 2}, trained_columns=columns)
+    randomise(transformers.BertForSequenceClassification(config)).save_pretrained(model)
+    save_bert_tokenizer(model, ["text", "second", "a", "."])
+    pad_always(model, 11)
+    main(["export", str(model), str(out)])
+    assert encoded_lengths(out, "text", "text " * 99) == [3, LENGTH]
+    printed = as_its_card_says(out, capsys)
+    (best,) = pipeline("text-classification", model=str(model))([PAIR])
+    assert printed == f"['{best['label']}']\n"
+
+
+@pytest.mark.e2e
+def test_a_tokenizer_file_with_other_tokens_than_pytorch_leaves_nothing(tmp_path, capsys, monkeypatch):
+    linformer("LinformerForSequenceClassification", tmp_path / "model")
+    monkeypatch.setattr(folder, "save_tokenizer", lambda tokenizer, place: tokenizer.save_pretrained(place))
+    pad_always(tmp_path / "model", 11)
+    error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
+    assert (
+        "whose tokenizer.json makes the same tokens without transformers, got others of 'A text: what was it?'" in error
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 @pytest.mark.e2e

@@ -12,8 +12,8 @@ import linformer_kit as lk
 from linformer_cli.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import check_agreement, load
-from tests.conftest import KINDS, SIZES, fields, slow_but
-from tests.export.conftest import LENGTH, check_limit, linformer, save
+from tests.conftest import KINDS, fields, slow_but
+from tests.export.conftest import BERT_SIZES, LENGTH, check_limit, linformer, save
 
 HEADS = {
     "LinformerForMaskedLM": {"sharing": "layerwise"},
@@ -22,8 +22,6 @@ HEADS = {
     "LinformerForQuestionAnswering": {"projection": "max_pool", "num_hidden_layers": 1},
     "LinformerModel": {"shorter_input": "stretch", "type_vocab_size": 3, "num_hidden_layers": 1},
 }
-SMALL = {name: size for name, size in SIZES.items() if name != "projected_dim"}
-BERT_SIZES = {**SMALL, "vocab_size": 53, "num_hidden_layers": 1}
 MODERN_SIZES = {**BERT_SIZES, "hidden_size": 36, "local_attention": 7, "pad_token_id": 1}
 MODERN_SIZES |= {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 STOCK = {"AlbertForQuestionAnswering": {**BERT_SIZES, "embedding_size": 13}, "ModernBertModel": MODERN_SIZES}

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 
 import linformer_kit as lk
-from tests.conftest import write_teacher
+from tests.conftest import encoded_lengths, pad_always, write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
 TEXTS = ["number 7 was good", "bad", "number 3"]
@@ -43,6 +43,12 @@ def test_the_embedder_itself_becomes_linear(folder, tmp_path, longest, limit):
     again = load(tmp_path / "saved")
     assert again.max_seq_length == limit and type(again[0].model).__name__ == "LinearRobertaModel"
     np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), rtol=0, atol=1e-6)
+
+
+def test_its_tokenizer_pads_only_when_asked(folder, tmp_path):
+    pad_always(folder, 11)
+    lk.linearize(load(folder)).save(str(tmp_path / "saved"))
+    assert encoded_lengths(tmp_path / "saved", "bad", "bad " * 99) == [3, 19]
 
 
 def test_nothing_changes_where_it_fails(folder):

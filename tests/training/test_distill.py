@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
-from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
+from tests.conftest import PRETRAIN_SIZES, encoded_lengths, fail, fail_last_line, pad_always, write_model, write_teacher
 
 pytestmark = pytest.mark.e2e
 
@@ -45,7 +45,9 @@ def pairs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> Path:
-    return write_teacher(tmp_path_factory.mktemp("teacher") / "words", WORDS)
+    folder = write_teacher(tmp_path_factory.mktemp("teacher") / "words", WORDS)
+    pad_always(folder, 11)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,7 @@ def test_what_it_leaves(run):
     assert type(model).__name__ == "LinearRobertaForMaskedLM"
     tokenizer = AutoTokenizer.from_pretrained(run)
     assert tokenizer.model_max_length == LENGTH
+    assert encoded_lengths(run, "bad", "bad " * 99) == [3, LENGTH]
     assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("number <mask>")) == 5
 
 

@@ -33,6 +33,7 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
+from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrained
             shutil.rmtree(folder)  # damaged: make it again
     tokenizer = train_tokenizer(texts_of(corpus.train), vocab_size=vocab_size, max_length=max_length)
     with suppress(InputError), whole_folder(folder) as part:  # another process may write the same tokenizer first
-        tokenizer.save_pretrained(part)
+        save_tokenizer(tokenizer, part)
     return load_tokenizer(str(folder), max_length=max_length)
 
 

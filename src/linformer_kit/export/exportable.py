@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import (
@@ -24,14 +26,17 @@ from transformers import (
 )
 
 from linformer_cli.errors import InputError
+from linformer_kit.files.tokenizer import NO_LIMIT
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 
-_NO_LIMIT = 1 << 31  # tokenizers without a limit have about 10^30
 # Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
 _TOLERANCE = 8
 _LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest runs in float64
 _MOST_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
+
+TOKENIZER = "tokenizer.json"
+_TEXTS = [("A text: what was it?", None), ("", None), ("A text.", "And another one, longer.")]
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], list[np.ndarray]]  # inputs by name to outputs in their order
@@ -109,11 +114,29 @@ def load(name: str) -> Exportable:
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")
     source = Exportable(model.float(), tokenizer, head, tuple(names))
-    if source.limit >= _NO_LIMIT:
+    if source.limit >= NO_LIMIT:
         expected = "a longest input in tokens (model_max_length of the tokenizer)"
         raise InputError(f"model: expected {expected}, got none in {name}")
     tokenizer.model_max_length = source.limit
     return source
+
+
+def check_tokenizer(source: Exportable, folder: Path) -> None:
+    """Compare the `tokenizers` library, which reads the file of a folder, with the tokenizer beside PyTorch.
+
+    Raises:
+        InputError: if one of a few texts, short, empty and too long, alone or in pairs, has other tokens.
+    """
+    if not source.tokenizer.is_fast:
+        return
+    written = Tokenizer.from_file(str(folder / TOKENIZER))
+    for text, pair in [*_TEXTS, (" ".join([_TEXTS[0][0]] * source.limit), None)]:
+        inputs = source.tokenizer(text, pair, truncation=True, return_attention_mask=False)
+        encoded = written.encode(text, pair)
+        found = {"input_ids": encoded.ids, "token_type_ids": encoded.type_ids}
+        if any(found[name] != inputs[name] for name in found.keys() & inputs.keys()):
+            expected = f"a tokenizer whose {TOKENIZER} makes the same tokens without transformers"
+            raise InputError(f"model: expected {expected}, got others of {text!r:.40}")
 
 
 class Case(NamedTuple):

@@ -11,9 +11,10 @@ import torch
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment
-from linformer_kit.export.exportable import load
+from linformer_kit.export.exportable import check_tokenizer, load
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.base import write_json
 
@@ -55,6 +56,8 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     out = check_new_folder("out", settings.out)
     source = load(settings.model)
     with whole_folder(out) as folder:
+        save_tokenizer(source.tokenizer, folder)
+        check_tokenizer(source, folder)
         results = {
             "command": "export",
             "model": type(source.model).__name__,
@@ -65,7 +68,6 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             "environment": environment(torch.device("cpu")) | {name: version(name) for name in _PACKAGES},
             "settings": without_local_paths(settings),
         }
-        source.tokenizer.save_pretrained(folder)
         write_json(results, folder / "export.json")
         write_manifest(folder)
     return results

@@ -42,15 +42,30 @@ _USE = """ONNX Runtime runs it; neither PyTorch nor linformer-kit is needed.
 ```python
 import json
 
+import numpy as np
 import onnxruntime
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+TOKENS
 session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
-outputs = session.run(None, {value.name: inputs[value.name] for value in session.get_inputs()})
+outputs = session.run(None, {value.name: np.array(inputs[value.name]) for value in session.get_inputs()})
 ANSWER
 ```"""
+# By whether there is a file for the library `tokenizers`.
+_TOKENS = {
+    True: """from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("FOLDER/tokenizer.json")  # truncates at LIMIT tokens
+tokenizer.enable_padding(pad_id=PADDING)
+encoded = tokenizer.encode_batch([TEXTS])
+inputs = {
+    "input_ids": [each.ids for each in encoded],
+    "attention_mask": [each.attention_mask for each in encoded],
+    "token_type_ids": [each.type_ids for each in encoded],
+}""",
+    False: """from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+inputs = tokenizer([TEXTS], padding=True, truncation=True)""",
+}
 _ANSWER_OF_CLASSIFIER = """labels = json.load(open("FOLDER/config.json"))["id2label"]
 print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"""
 _ANSWER = "print([output.shape for output in outputs])"
@@ -75,14 +90,31 @@ def write_files(source: Exportable, folder: Path, *, int8: bool) -> dict[str, An
             results["bytes"]["ONNX Runtime int8"] = (folder / FILE).stat().st_size
             results["int8_difference"] = max(differences(source, runner(folder / FILE), cases(source.limit)).values())
     write_configuration(source.model, folder)
-    use = _USE.replace("ANSWER", _ANSWER_OF_CLASSIFIER if source.head == CLASSIFIER else _ANSWER)
-    write_card(source.model, folder, source.limit, use=use)
+    write_card(source.model, folder, source.limit, use=_use(source))
     return results
+
+
+def _use(source: Exportable) -> str:
+    """How to run the file, on texts or, where the model was trained on pairs, on a pair."""
+    is_pair = (getattr(source.model.config, "trained_columns", None) or {}).get("text_pair")
+    parts = {
+        "TOKENS": _TOKENS[source.tokenizer.is_fast],
+        "ANSWER": _ANSWER_OF_CLASSIFIER if source.head == CLASSIFIER else _ANSWER,
+        "TEXTS": '("A text.", "The second text of the pair.")' if is_pair else '"A text.", "Another, longer text."',
+        "PADDING": str(source.tokenizer.pad_token_id or 0),
+        "LIMIT": f"{source.limit:,}",
+    }
+    use = _USE
+    for name, part in parts.items():
+        use = use.replace(name, part)
+    return use
 
 
 def write_configuration(model: PreTrainedModel, folder: Path) -> None:
     """Write `config.json` without the model types of this package: programs that run ONNX files do not know them."""
     fields = json.loads(model.config.to_json_string())
+    if "Classification" in type(model).__name__:
+        fields["id2label"] = model.config.id2label  # which transformers leaves out where the names are its own
     if model.config.model_type == LinformerConfig.model_type:
         del fields["model_type"]
     if linear := fields.pop("linformer", None):

@@ -13,6 +13,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ConvertSettings, LinearizeSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
@@ -53,7 +54,7 @@ def main(settings: ConvertSettings) -> None:
     with whole_folder(out) as folder:
         model.save_pretrained(folder)
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
         write_files(extra_files, folder)
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)

@@ -20,6 +20,7 @@ from linformer_cli.settings import (
     Sharing,
     ShorterInput,
 )
+from linformer_kit.files.tokenizer import reset_padding
 from linformer_kit.linearized.adapter import Adapter, read_adapter
 from linformer_kit.linearized.classes import (
     LinearizedModel,
@@ -125,6 +126,7 @@ def linearize(
     if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
+    reset_padding(sentences.tokenizer)
     use = how_to_load(linear, "sentence_transformers", "SentenceTransformer")
     sentences._model_card_text = card_of(linear, longest, use=use)  # what `save` writes as README.md
     return model

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
 from linformer_kit.files.manifest import checked_folder, listed, listed_files, write_manifest
+from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.card import CARD
 from linformer_kit.training.state import TrainingState
@@ -56,7 +57,7 @@ def save_checkpoint(
     def write() -> None:
         with checked_folder(folder) as part:
             model.save_pretrained(part, state_dict=weights)
-            tokenizer.save_pretrained(part)
+            save_tokenizer(tokenizer, part)
             save_file(moments, part / OPTIMIZER)
             state.write(part)
 
@@ -80,7 +81,7 @@ def save_model(
     def write() -> None:
         with whole_folder(folder, beside=True) as part:
             model.save_pretrained(part, state_dict=weights)
-            tokenizer.save_pretrained(part)
+            save_tokenizer(tokenizer, part)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
             extra_files(part)
