@@ -61,15 +61,43 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
 
 @pytest.mark.parametrize(
     ("option", "prompt", "include"),
-    [(("--chunk_tokens", LONGEST), f"{PROMPT} ", False), (("--pieces",), PROMPT, True)],
+    [
+        (("--chunk_tokens", LONGEST), f"{PROMPT} ", False),
+        (("--chunk_tokens", LONGEST), "", True),
+        (("--pieces",), PROMPT, True),
+    ],
 )
 def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
-    """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool."""
+    """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool.
+
+    Without a prompt the tokenizer truncates on the left.
+    """
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
+    if not prompt:
+        transformers.AutoTokenizer.from_pretrained(model, truncation_side="left").save_pretrained(model)
     vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", *option), encoded(model, TEXTS)
     short = [number for number, text in enumerate(TEXTS) if len(text) < 50 or "chunk_tokens" in option[0]]
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
+
+
+def test_pieces_of_the_end_where_the_tokenizer_truncates_on_the_left(folder, tmp_path):
+    model = described(folder, tmp_path / "model", [Pooling(33, "mean")])
+    transformers.AutoTokenizer.from_pretrained(model, truncation_side="left").save_pretrained(model)
+    vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE, "--max_length", 17)
+    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
+    row, text = next((row, text) for row, text in enumerate(TEXTS, start=1) if len(text.split()) > 29)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    inputs = tokenizer(text, truncation=True, max_length=17, return_tensors="pt")
+    with torch.no_grad():
+        (hidden,) = transformers.AutoModel.from_pretrained(model).eval()(**inputs).last_hidden_state
+    expected = [hidden[start:stop].mean(dim=0).numpy() for start, stop in ((0, 8), (8, 15), (15, 17))]
+    numbers = [number for number, piece in enumerate(pieces) if piece["row"] == row]
+    np.testing.assert_allclose(vectors[numbers], expected, rtol=0, atol=2e-6)
+    offsets = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"][1:-1][-15:]
+    assert [(piece["start"], piece["end"]) for piece in (pieces[number] for number in numbers)] == [
+        (offsets[start][0], offsets[stop - 1][1]) for start, stop in ((0, 7), (7, 14), (14, 15))
+    ]
 
 
 def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):

@@ -110,6 +110,7 @@ class Tokens(NamedTuple):
         after: Special tokens.
         spans: First character of each token of the text itself, and the character after its last.
         room: Tokens of the text itself in the longest input.
+        start: First token of the text itself that remains if it is truncated.
     """
 
     before: list[int]
@@ -117,6 +118,7 @@ class Tokens(NamedTuple):
     after: list[int]
     spans: list[tuple[int, int]]
     room: int
+    start: int
 
     def window(self, start: int) -> Window:
         """The longest input with a part of the text itself, from a token on, and all other tokens."""
@@ -124,8 +126,8 @@ class Tokens(NamedTuple):
 
     def pieces(self, size: int) -> list[tuple[int, int]]:
         """First token of each piece of the truncated text, and the token after its last, among those of the text."""
-        read = min(len(self.text), self.room)
-        return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]
+        stop = min(len(self.text), self.start + self.room)
+        return [(start, min(start + size, stop)) for start in range(self.start, max(1, stop), size)]
 
 
 def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
@@ -149,7 +151,9 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
         if embedder.limit <= around:
             expected = f"at least {around + 1} for prompt and text"
             raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
-        yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
+        room = embedder.limit - around
+        start = max(0, len(of_text) - room) if tokenizer.truncation_side == "left" else 0
+        yield Tokens(ids[:first], ids[first:stop], after, spans, room, start)
 
 
 def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -> np.ndarray:
@@ -190,7 +194,7 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
     """
     encoder, *others = embedder.sentences
     tokens = list(tokenise(embedder, texts))
-    windows = [each.window(0) for each in tokens]
+    windows = [each.window(each.start) for each in tokens]
     embedder.cut += sum(len(each.text) > each.room for each in tokens)
 
     def vector(states: torch.Tensor) -> np.ndarray:
@@ -203,7 +207,7 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
         outputs = encoder(dict(embedder.pad([windows[index] for index in batch])))
         for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
             states, text = hidden[real.bool()], tokens[index]
-            edges = [len(text.before) + start for start, _ in text.pieces(size)] + [len(states)]
+            edges = [len(text.before) + start - text.start for start, _ in text.pieces(size)] + [len(states)]
             edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
