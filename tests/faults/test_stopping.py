@@ -15,10 +15,10 @@ import pytest
 
 from linformer_cli.cli import main
 from linformer_cli.errors import Stopped
+from linformer_kit.files import stopping
 from linformer_kit.files.folders import find_checkpoint
-from linformer_kit.training import process
+from linformer_kit.files.stopping import ignore_signals, stop_requests
 from linformer_kit.training.loop import Training
-from linformer_kit.training.process import ignore_signals, stop_requests
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
@@ -85,7 +85,7 @@ def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_pa
 
 def test_a_second_ctrl_c_ends_at_once_and_what_a_launcher_passes_on_does_not(monkeypatch):
     now = 10.0
-    monkeypatch.setattr(process.time, "monotonic", lambda: now)
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with stop_requests() as received:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 8)
+    monkeypatch.setattr(files, "_SECONDS", 0)
     main(command(folder, tmp_path / "whole.npy"))
     original, calls = embedder.Embedder.embed, []
 
@@ -100,6 +102,79 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
     assert message in fail(capsys, *command(folder, output, "--resume"))
     main(command(folder, output, "--overwrite"))
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
+    """The numbers of windows of each batch that is run, as they come; a call before each of them."""
+    pad, sizes = batches.TextModel.pad, []
+
+    def counted(self, windows):
+        if "_reads_padding" in vars(self):  # which runs the model as well
+            at_batch(len(sizes))
+            sizes.append(len(windows))
+        return pad(self, windows)
+
+    monkeypatch.setattr(batches.TextModel, "pad", counted)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "finished"), [([], 8), (["--pieces", "--max_length", "17"], 2), (["--chunk_tokens", "7"], 8)]
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_asked_to_stop_saves_its_batches(
+    folder, tmp_path, monkeypatch, capsys, options, finished, number, code
+):
+    """All texts are in one group."""
+    main(command(folder, tmp_path / "whole.npy", *options))
+    output, handler = tmp_path / "vectors.npy", signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        sizes = batch_by_batch(patch, lambda batch: batch == 3 and signal.raise_signal(number))
+        main(command(folder, output, *options))
+    signal.signal(signal.SIGINT, handler)
+    assert exit_.value.code == code and sizes == [2] * 4
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"linformer: stopped after {finished} of 23 texts; --resume goes on from text {finished + 1}"
+    with monkeypatch.context() as patch:
+        sizes = batch_by_batch(patch)
+        main(command(folder, output, *options, "--resume"))
+    assert options[:1] == ["--pieces"] or sum(sizes) == 23 - 8
+    for each in tmp_path.glob("whole.npy*"):
+        if each.suffix != ".json":
+            assert each.read_bytes() == each.with_name(each.name.replace("whole", "vectors")).read_bytes()
+    assert not list(tmp_path.glob("*.npz")) and not list(tmp_path.glob("*.part"))
+
+
+def test_it_saves_at_most_every_thirty_seconds_and_its_bar_moves_with_each_batch(folder, tmp_path, monkeypatch):
+    now, saved, shown = [0.0], [], []
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    write, update = files.write_whole, batches.tqdm.update
+    monkeypatch.setattr(files, "write_whole", lambda path, text: (saved.append(now[0]), write(path, text)))
+    monkeypatch.setattr(batches.tqdm, "update", lambda bar, count=1: (shown.append(count), update(bar, count)))
+    batch_by_batch(monkeypatch, lambda batch: now.__setitem__(0, now[0] + 11))
+    main(command(folder, tmp_path / "vectors.npy"))
+    assert saved == [0, 0, 33, 66, 99, 132, 132]  # at the start, with the header, in time, and at the end
+    assert shown == [2] * 11 + [1, 0]
+
+
+def test_what_another_run_has_saved_is_not_taken(folder, tmp_path, monkeypatch):
+    """Of a run with other settings, that did not end, by one that is killed before it saves."""
+    output, options = tmp_path / "vectors.npy", ["--max_length", "11"]
+    main(command(folder, tmp_path / "whole.npy", *options))
+    for number, more in ((signal.SIGTERM, []), (None, [*options, "--overwrite"])):
+
+        def at_batch(batch, number=number):
+            if batch == 3 and number:
+                signal.raise_signal(number)
+            if batch == 5:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            batch_by_batch(patch, at_batch)
+            main(command(folder, output, *more))
+        assert (tmp_path / "vectors.npy.batches.npz").exists()
+    main(command(folder, output, *options, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 

@@ -14,7 +14,7 @@ from transformers import pipeline
 from linformer_cli.cli import main
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
-from linformer_kit.inference import batches, predict
+from linformer_kit.inference import batches, files, predict
 from linformer_kit.inference.batches import TextModel
 from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
@@ -67,6 +67,7 @@ def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
 def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys):
     """After the last group that was recorded, with the same texts in each batch, so that the last digits agree."""
     monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 7)
+    monkeypatch.setattr(files, "_SECONDS", 0)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     main(["predict", str(model), str(texts), "--output", str(whole)])
     assert [json.loads(line)["row"] for line in whole.read_text().splitlines()] == list(range(1, 61))

@@ -89,9 +89,9 @@ def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
         assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
 
 
-def test_batches_hold_each_window_once():
+def test_batches_have_the_longest_windows_first():
     windows = [{"input_ids": [5] * length} for length in (3, 9, 3, 4, 9, 9, 3)]
-    assert by_length(windows, 2) == [[1, 4], [5, 3], [0, 2], [6]]
+    assert by_length(windows) == [1, 4, 5, 3, 0, 2, 6]
 
 
 def test_pairs_of_a_model_with_one_token_type(tmp_path):

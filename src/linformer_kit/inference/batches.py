@@ -58,6 +58,8 @@ class TextModel(ABC):
         self._half, fp16 = model.dtype != torch.float32, model.dtype == torch.float16
         self.bf16 = use_bf16(bf16, on_cpu=self.device.type == "cpu", fp16=fp16) and not self._half
         self.truncate(max_length)
+        self._done: Sequence[np.ndarray] = ()
+        self._after_batch: Callable[[list[np.ndarray], int], None] = lambda rows, windows: None
 
     @abstractmethod
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
@@ -71,6 +73,37 @@ class TextModel(ABC):
         """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
         encoded = list(Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]))
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
+
+    def groups(
+        self,
+        texts: Iterable[Text],
+        total: int,
+        done: int = 0,
+        rows: Sequence[np.ndarray] = (),
+        save: Callable[[list[np.ndarray], int], None] = lambda rows, done: None,
+    ) -> Iterator[list[Text]]:
+        """Groups of consecutive texts to process together; a progress bar counts texts after each batch of a group.
+
+        Args:
+            texts: The texts that are left.
+            total: Number of all texts.
+            done: Number of texts before them.
+            rows: What `save` got for the first group before it was interrupted; its windows are not run again.
+            save: Called after each batch with the rows of the windows of this group that are done, and the number of
+                texts that are.
+        """
+        with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
+
+            def after_batch(rows: list[np.ndarray], windows: int) -> None:
+                finished = done + len(group) * len(rows) // windows
+                bar.update(finished - bar.n)
+                save(rows, finished)
+
+            for group in in_groups(texts):
+                self._done, self._after_batch = rows, after_batch
+                yield group
+                done, rows = done + len(group), ()
+                bar.update(done - bar.n)
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
         """Inputs of the model for one batch."""
@@ -87,12 +120,14 @@ class TextModel(ABC):
             run: From the numbers of some windows to one or more rows for each; None: `forward` of these windows.
         """
         run = run or (lambda batch: self.forward([windows[index] for index in batch]))
-        rows: dict[int, np.ndarray] = {}
-        for batch in by_length(windows, 1 if len(windows) > 1 and self._reads_padding else self._batch_size):
+        size = 1 if len(windows) > 1 and self._reads_padding else self._batch_size
+        order, rows = by_length(windows), list(self._done)
+        for start in range(len(rows), len(windows), size):
             mixed = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
             with mixed, input_errors("model: expected one that reads these texts"):  # all tokens have an embedding
-                rows |= zip(batch, run(batch), strict=True)
-        outputs = np.concatenate([np.atleast_2d(rows[index]) for index in range(len(windows))])
+                rows += map(np.atleast_2d, run(order[start : start + size]))
+            self._after_batch(rows, len(windows))
+        outputs = np.concatenate([rows[place] for place in np.argsort(order)])
         check_finite(outputs)
         return outputs
 
@@ -106,18 +141,14 @@ class TextModel(ABC):
         return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[self._half] * float(np.abs(alone).max())
 
 
-def by_length(windows: Sequence[Window], size: int) -> list[list[int]]:
-    """Indices of the windows of each batch of `size`: of similar lengths, the longest first."""
-    order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+def by_length(windows: Sequence[Window]) -> list[int]:
+    """Indices of the windows in the order of batches, which are of similar lengths: the longest first."""
+    return sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
 
 
-def in_groups(texts: Iterable[Text], total: int | None = None, done: int = 0) -> Iterator[list[Text]]:
-    """Groups of consecutive texts to process together, with a progress bar from `done` to `total` texts."""
-    with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-        for group in together(texts, count=_TEXTS_TOGETHER, characters=_CHARACTERS_TOGETHER):
-            yield group
-            bar.update(len(group))
+def in_groups(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """Groups of consecutive texts to process together."""
+    return together(texts, count=_TEXTS_TOGETHER, characters=_CHARACTERS_TOGETHER)
 
 
 def check_finite(outputs: np.ndarray) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
+from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EmbedSettings
@@ -69,7 +70,7 @@ def main(settings: EmbedSettings) -> None:
         pieces.unlink(missing_ok=True)  # of an output that is overwritten
         return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
-    written.write(identity, read(), total, rows, header)
+    written.write(embedder, identity, read(), total, rows, header)
     number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
     print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
     if embedder.cut:
@@ -222,7 +223,8 @@ def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: i
     pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
         tokenised = (each for group in in_groups(texts) for each in tokenise(embedder, [text for text, _ in group]))
-        for row, tokens in enumerate(tokenised, start=1):
+        bar = tqdm(tokenised, desc="Tokenise", unit=" texts", dynamic_ncols=True, delay=2)
+        for row, tokens in enumerate(bar, start=1):
             for start, stop in tokens.pieces(size):
                 spans = tokens.spans[start:stop] or [(0, 0)]
                 file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")

@@ -11,7 +11,6 @@ from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.inference.batches import in_groups
 from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
@@ -29,7 +28,7 @@ def main(settings: EvaluateSettings) -> None:
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings)
     texts = ((example.text, example.text_pair) for example in examples)
-    groups = [classifier(group) for group in in_groups(texts, len(examples))]
+    groups = [classifier(group) for group in classifier.groups(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
     metrics = scores(answers, targets, labels.metrics, len(labels.names))

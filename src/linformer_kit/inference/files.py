@@ -5,25 +5,33 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from linformer_cli.errors import InputError, errors_named
+import numpy as np
+
+from linformer_cli.errors import InputError, Stopped, errors_named, input_errors
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
 from linformer_kit.files.folders import check_how_to_start, check_made_from
 from linformer_kit.files.manifest import file_fingerprint, read_json
-from linformer_kit.files.writing import write_whole
-from linformer_kit.inference.batches import in_groups
+from linformer_kit.files.stopping import stop_requests
+from linformer_kit.files.writing import whole_file, write_whole
+from linformer_kit.inference.batches import TextModel
+
+_SECONDS = 30.0  # between two saves, at least
 
 
 class TextsAndOutput:
     """Files with texts, and a file of what is computed from them, which grows and can be resumed.
 
-    Until the output is complete it is `OUTPUT.part`. `OUTPUT.run.json` records what it is made from, and after each
-    group of texts the numbers of texts that are done and of bytes in the output; a resumed run continues there.
+    Until the output is complete it is `OUTPUT.part`. `OUTPUT.run.json` records what it is made from, and the numbers of
+    texts that are done and of bytes in the output. Texts are done in groups, and a group in batches of similar length:
+    `OUTPUT.batches.npz` has what is computed for the next group. A resumed run continues there. All are saved at most
+    every 30 seconds, after a batch, and when the command is asked to stop.
 
     Args:
         settings: Files, column and output, which is checked before a model is loaded.
@@ -46,12 +54,12 @@ class TextsAndOutput:
         if settings.output is None:
             return
         self._output = Path(settings.output)
-        self._part, self._record = (
-            self._output.with_name(f"{self._output.name}.{end}") for end in ("part", "run.json")
+        self._part, self._record, self._batches = (
+            self._output.with_name(f"{self._output.name}.{end}") for end in ("part", "run.json", "batches.npz")
         )
         if self._output.is_dir():
             raise InputError(f"output: expected a file, got the folder {self._output}")
-        for written in filter(Path.exists, (self._output, self._part, self._record, *extra_files)):
+        for written in filter(Path.exists, (self._output, self._part, self._record, self._batches, *extra_files)):
             if any(map(written.samefile, self.paths)):
                 raise InputError(f"output: expected another file than that of the texts, got {written}")
             if not self._goes_on:
@@ -67,6 +75,7 @@ class TextsAndOutput:
 
     def write(
         self,
+        model: TextModel,
         identity: dict[str, Any],
         texts: Iterable[Text],
         total: int,
@@ -76,35 +85,74 @@ class TextsAndOutput:
         """Write the output.
 
         Args:
+            model: What computes the rows.
             identity: What it is made from besides the files; the same in a run to resume.
             texts: All texts.
             total: Their number.
             rows: From some texts, and the number of texts before them, to what is written for them.
             header: Makes the start of the output, once it is claimed.
+
+        Raises:
+            Stopped: after Ctrl-C or SIGTERM, once all is saved.
         """
         identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
         self._output.parent.mkdir(parents=True, exist_ok=True)
         done, size = self._recorded(identity) if self._resume else (0, 0)  # texts and bytes
 
-        def remaining() -> Iterator[tuple[int, bytes]]:
-            yield 0, b""  # so that there is a record before anything else
-            if not size:
-                yield 0, header()
-            for group in in_groups(itertools.islice(texts, done, None), total, done):
-                yield len(group), rows(group, done)
-
         # x: of processes that start at once, one creates it.
         with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:
             file.truncate(size)
             file.seek(size)
-            for count, data in remaining():
-                with errors_named(self._output):
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                done, size = done + count, size + len(data)
-                write_whole(self._record, json.dumps(identity | {"texts": done, "bytes": size}, indent=2) + "\n")
+            self._save(file, identity, done)  # so that there is a record before anything else
+            if not size:
+                self._append(file, header())
+                self._save(file, identity, done)
+            saved = time.monotonic()
+            with stop_requests() as signals:
+
+                def save_in_time(batches: list[np.ndarray], finished: int) -> None:
+                    nonlocal saved
+                    if not signals and time.monotonic() < saved + _SECONDS:
+                        return
+                    self._save(file, identity, done, batches)
+                    saved = time.monotonic()
+                    if signals:
+                        next_text = f"--resume goes on from text {min(finished + 1, total):,}"
+                        raise Stopped(f"stopped after {finished:,} of {total:,} texts; {next_text}", signal=signals[0])
+
+                left = itertools.islice(texts, done, None)
+                for group in model.groups(left, total, done, self._saved_batches(identity, done), save_in_time):
+                    self._append(file, rows(group, done))
+                    done += len(group)
+                    save_in_time([], done)
+            self._save(file, identity, done)
         os.replace(self._part, self._output)
+        self._batches.unlink(missing_ok=True)
+
+    def _append(self, file: BinaryIO, data: bytes) -> None:
+        with errors_named(self._output):
+            file.write(data)
+
+    def _save(self, file: BinaryIO, identity: dict[str, Any], done: int, batches: Sequence[np.ndarray] = ()) -> None:
+        """Flush the output to disk and record how much is done: texts, and what is computed for those after them."""
+        with errors_named(self._output):
+            file.flush()
+            os.fsync(file.fileno())
+        write_whole(self._record, json.dumps(identity | {"texts": done, "bytes": file.tell()}, indent=2) + "\n")
+        if batches:
+            counts, rows = [len(each) for each in batches], np.concatenate(batches)
+            with whole_file(self._batches) as part, part.open("wb") as staged:
+                np.savez(staged, made_from=_made_from(identity, done), counts=counts, rows=rows)
+
+    def _saved_batches(self, identity: dict[str, Any], done: int) -> list[np.ndarray]:
+        """What is saved for the texts after the first ones, if it is of this run."""
+        if not self._batches.exists():
+            return []
+        what = f"{self._batches}: expected what a run has saved"
+        with input_errors(what), np.load(self._batches) as saved:
+            if str(saved["made_from"]) != _made_from(identity, done):
+                return []
+            return np.split(saved["rows"], np.cumsum(saved["counts"])[:-1])
 
     def _recorded(self, identity: dict[str, Any]) -> tuple[int, int]:
         """Numbers of texts and bytes of an output to resume, of which at least so many bytes are in its part."""
@@ -122,3 +170,7 @@ class TextsAndOutput:
         if size and written != part:
             os.replace(written, part)
         return done, size
+
+
+def _made_from(identity: dict[str, Any], done: int) -> str:
+    return json.dumps(identity | {"texts": done})

@@ -19,7 +19,7 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.inference.batches import TextModel, in_groups
+from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
@@ -48,7 +48,7 @@ def main(settings: PredictSettings) -> None:
     total = output.count(read())
     classifier, texts = Classifier(settings), read()
     if settings.output is None:
-        for group in in_groups(texts, total):
+        for group in classifier.groups(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
@@ -59,7 +59,7 @@ def main(settings: PredictSettings) -> None:
             "columns": dataclasses.asdict(columns),
             "threshold": settings.threshold,
         }
-        output.write(identity, texts, total, classifier.lines)
+        output.write(classifier, identity, texts, total, classifier.lines)
     shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
     cut = f"; {classifier.cut:,} truncated" if classifier.cut else ""
     print(f"{classifier.texts:,} texts: {shown}{cut}", file=sys.stderr)

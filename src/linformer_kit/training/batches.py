@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import TrainingSettings
-from linformer_kit.training.process import ignore_signals
+from linformer_kit.files.stopping import ignore_signals
 from linformer_kit.training.state import Position
 from linformer_kit.training.task import Batch, Task
 

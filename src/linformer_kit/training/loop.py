@@ -30,10 +30,11 @@ from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import use_bf16
 from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
 from linformer_kit.files.manifest import damage
+from linformer_kit.files.stopping import stop_requests
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
-from linformer_kit.training.process import seed_generators, stop_requests
+from linformer_kit.training.process import seed_generators
 from linformer_kit.training.state import Plan, TrainingLog, TrainingState, read_state
 from linformer_kit.training.task import Batch, Task
 
