@@ -27,10 +27,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_cli.outputs import check_writable
 from linformer_cli.settings import without_local_paths
 from linformer_kit.analysis.measure import Encoder, Kind
 from linformer_kit.environment import best_device, environment
-from linformer_kit.files.folders import check_writable, open_output_dir
+from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines

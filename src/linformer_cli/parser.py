@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from linformer_cli.table import COMMANDS, RECIPES, Command
 
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
-_TRUTH_VALUES = ("true", "false", "yes", "no")
+_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -48,8 +48,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     layers = [_read_yaml(Path(path).expanduser()) for path in files.config]
     if command.recipe:
         layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
-    parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
-    parsed, unknown = parser.parse_known_args(words)
+    named = {word.partition("=")[0] for word in words}
+    parser = _command_parser(name, command, settings, layers[0] if command.recipe else {}, named)
+    parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
@@ -100,13 +101,16 @@ def _add_files(parser: Any, command: Command) -> None:
 
 
 def _command_parser(
-    name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any]
+    name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any], named: Collection[str]
 ) -> argparse.ArgumentParser:
-    """The parser of a command: its settings by group; only what is given on the command line comes out of it."""
-    positionals = [each for each in settings.values() if each.group == TITLES[0]]
+    """The parser of a command: its settings by group; only what is given on the command line comes out of it.
+
+    An argument that is given by its name, as `--model`, is an option like the others.
+    """
+    positionals = [each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named]
     positionals.sort(key=lambda each: not each.is_needed)
     needed = [each for each in settings.values() if each.is_needed and not command.recipe and each not in positionals]
-    words = [each.name.upper() for each in positionals] + [f"--{each.name} {each.metavar}" for each in needed]
+    words = [_placeholder(each) for each in positionals] + [f"--{each.name} {each.metavar}" for each in needed]
     usage = f"linformer {name} {' '.join([*words, '[options]'])}"
     parser = _Parser(usage, f"{command.summary}.", f"Example:\n  linformer {name} {command.example}".rstrip())
     for title in TITLES:
@@ -114,12 +118,26 @@ def _command_parser(
         for setting in (each for each in settings.values() if each.group == title and each not in positionals):
             _add_option(group, setting, _help(setting, recipe))
         for each in positionals if title == TITLES[0] else ():
-            group.add_argument(each.name, metavar=each.name.upper(), help=each.sentence)
+            several: dict[str, Any] = {"nargs": "+" if each.is_needed else "*"} if list in each.kinds else {}
+            named_so: dict[str, Any] = {
+                "metavar": each.name.upper(),
+                "help": each.sentence,
+                "default": argparse.SUPPRESS,
+            }
+            group.add_argument(each.name, **named_so, **several)
     general = _add_general(parser)
     _add_files(general, command)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     return parser
+
+
+def _placeholder(argument: Setting) -> str:
+    """What stands for an argument in the usage: FILE, FILE ... for several, or [FILE ...] for any number."""
+    name = argument.name.upper()
+    if list not in argument.kinds:
+        return name
+    return f"{name} ..." if argument.is_needed else f"[{name} ...]"
 
 
 def _add_option(group: Any, setting: Setting, text: str) -> None:

@@ -29,7 +29,7 @@ class Command(NamedTuple):
 _USE, _TRAIN, _CONVERT, _MEASURE = "Use a model", "Train", "Convert", "Measure"
 COMMANDS = {
     "predict": Command(_S.PredictSettings, _USE, "inference.predict", "my-classifier new.csv --output answers.jsonl"),
-    "evaluate": Command(_S.EvaluateSettings, _USE, "inference.evaluate", "my-classifier --validation_file more.csv"),
+    "evaluate": Command(_S.EvaluateSettings, _USE, "inference.evaluate", "my-classifier more.csv"),
     "embed": Command(_S.EmbedSettings, _USE, "inference.embed", "my-encoder articles.jsonl --output vectors.npy"),
     "fill-mask": Command(
         _S.FillMaskSettings, _USE, "inference.fill_mask", "my-model 'def __init__(<mask>, name):' --top_k 3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from linformer_cli.cli import main
 from linformer_cli.parser import parse
 from linformer_cli.table import RECIPES
+from tests.conftest import fail
 
 
 def test_recipe_then_config_then_command_line(tmp_path):
@@ -27,6 +29,8 @@ def test_recipe_then_config_then_command_line(tmp_path):
     [
         (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
         (["--fp16", "--seed", "1"], "fp16", True),
+        (["--overwrite", "1"], "overwrite", True),
+        (["--overwrite", "0", "--resume", "on"], "overwrite", False),
         (["--resume", "yes"], "resume", True),
         (["--bf16", "true"], "bf16", "true"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
@@ -37,6 +41,63 @@ def test_recipe_then_config_then_command_line(tmp_path):
 )  # fmt: skip
 def test_spellings(arguments, name, value):
     assert getattr(parse(["pretrain", *arguments])[1], name) == value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["MODEL", "a.csv", "b.csv", "--output", "OUT"],
+        ["--output", "OUT", "MODEL", "a.csv", "b.csv"],
+        ["MODEL", "a.csv", "--output", "OUT", "b.csv"],
+        ["--model", "MODEL", "a.csv", "b.csv", "--output=OUT"],
+        ["a.csv", "b.csv", "--output", "OUT", "--model=MODEL"],
+        ["MODEL", "--file", "a.csv", "b.csv", "--output", "OUT", "--overwrite", "no"],
+    ],
+)
+def test_arguments_by_place_or_name_and_several_files(words):
+    settings = parse(["predict", *words])[1]
+    assert (settings.model, settings.file, settings.output) == ("MODEL", ["a.csv", "b.csv"], "OUT")
+    embed = parse(["embed", *(word.replace("OUT", "OUT.npy") for word in words)])[1]
+    assert (embed.model, embed.file, embed.output) == ("MODEL", ["a.csv", "b.csv"], "OUT.npy")
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["MODEL", "a.csv"], ["a.csv"]),
+        (["MODEL", "--batch_size", "3", "a.csv", "b.csv"], ["a.csv", "b.csv"]),
+        (["MODEL", "--validation_file", "a.csv"], ["a.csv"]),
+        (["MODEL", "--dataset_name", "name"], None),
+    ],
+)
+def test_evaluate_takes_files_as_predict_does(words, files):
+    settings = parse(["evaluate", *words])[1]
+    assert (settings.model, settings.validation_file) == ("MODEL", files)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "MODEL", "a.csv", "--output", "OLD"], "output: expected a new file, got OLD; continue with"),
+        (["embed", "MODEL", "a.csv", "--output", "OLD.npy"], "output: expected a new file, got OLD.npy.part; continue"),
+        (
+            ["evaluate", "MODEL", "a.csv", "--output_dir", "FULL"],
+            "output_dir: expected a new or empty folder, got FULL",
+        ),
+        (["export", "MODEL", "FULL"], "out: expected a new or empty folder, got FULL, which exists"),
+        (["distill", "MODEL", "FULL"], "output_dir: expected a folder without a run, but FULL holds one; "),
+    ],
+)
+def test_an_output_that_exists_is_an_error_before_a_library_is_imported(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib, "import_module", None)
+    (tmp_path / "FULL").mkdir()
+    for name in ("OLD", "OLD.npy.part", "FULL/run.json"):
+        (tmp_path / name).touch()
+    assert fail(capsys, *words).startswith(f"linformer: error: {message}")
+    if words[0] in ("predict", "embed", "distill"):
+        with pytest.raises(TypeError):  # of the import
+            main([*words, "--resume"])
 
 
 def test_lists_of_numbers():

@@ -57,7 +57,14 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "usage"), [("distill", "TEACHER OUTPUT_DIR"), ("pretrain", ""), ("finetune", "--model MODEL")]
+    ("name", "usage"),
+    [
+        ("distill", "TEACHER OUTPUT_DIR"),
+        ("pretrain", ""),
+        ("finetune", "--model MODEL"),
+        ("embed", "MODEL FILE ... --output FILE"),
+        ("evaluate", "MODEL [VALIDATION_FILE ...]"),
+    ],
 )
 def test_usage(name, usage, capsys):
     assert help_of(name, capsys=capsys).startswith(f"usage: linformer {name} {usage} [options]".replace("  ", " "))

@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from linformer_cli.errors import InputError, machine_failure
-from linformer_kit.files.folders import check_new_folder, check_output_dir, check_writable, new_folder
+from linformer_cli.outputs import check_new_folder, check_writable
+from linformer_kit.files.folders import check_output_dir, new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 
 

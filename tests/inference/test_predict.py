@@ -91,6 +91,24 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     assert len(calls) == 10 and cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate", "embed", "export", "convert", "distill", "fill-mask"])
+def test_an_exported_model_is_named(command, texts, tmp_path, capsys):
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "config.json").write_text("{}")
+    (tmp_path / "served" / "model.onnx").touch()
+    more = {"embed": ["--output", tmp_path / "out.npy"], "distill": ["--train_file", texts]}.get(command, [])
+    other = texts if command in ("predict", "evaluate", "embed") else tmp_path / "out"
+    error = fail(capsys, command, tmp_path / "served", other, *more)
+    assert f"expected a model for PyTorch in {tmp_path / 'served'}, got an exported one (model.onnx)" in error
+
+
+def test_metrics_are_the_last_lines_of_an_evaluation(model, texts, capsys):
+    main(["evaluate", str(model), str(texts)])
+    *lines, header, _, metrics = capsys.readouterr().out.splitlines()
+    assert header == "| accuracy | macro_f1 | loss |" and metrics.count("|") == 4
+    assert "The worst mistakes:" in lines
+
+
 def test_outputs_that_are_not_finite_are_no_result(model, texts, tmp_path, capsys):
     broken = LinformerForSequenceClassification.from_pretrained(model)
     torch.nn.init.constant_(broken.classifier.out_proj.weight, 3e38)
@@ -149,7 +167,7 @@ def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_fi
     trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")
     output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    asked = {"model": str(trained), "file": str(tmp_path / "dev.tsv"), "output": str(output)}
+    asked = {"model": str(trained), "file": [str(tmp_path / "dev.tsv")], "output": str(output)}
 
     real_open = Path.open
 

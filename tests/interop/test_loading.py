@@ -51,7 +51,7 @@ def classified(
     model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4, bf16: str = "false"
 ) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
-    classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size, bf16=bf16))
+    classify = Classifier(PredictSettings(model=model, file=[""], batch_size=batch_size, bf16=bf16))
     return class_probabilities(classify(texts)[0], multi_label=classify.labels.multi_label)
 
 
@@ -121,7 +121,7 @@ def test_weights_in_float16(tmp_path, monkeypatch):
     )
     assert np.allclose(classified(half, bf16="auto"), classified(full), atol=1e-2)
     for load in (
-        lambda: Classifier(PredictSettings(model=half, file="", bf16="true")),
+        lambda: Classifier(PredictSettings(model=half, file=[""], bf16="true")),
         lambda: load_embedder(half, batch_size=8, bf16="true"),
     ):
         with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):

@@ -251,6 +251,8 @@ class ClassifierSettings:
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
+    # Files, folders or globs with labelled texts (.csv .tsv .jsonl .parquet).
+    validation_file: Argument[list[File] | None] = None
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
@@ -259,8 +261,8 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
-    file: Argument[File]
+    # Files, folders or globs with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+    file: Argument[list[File]]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
 
@@ -270,7 +272,8 @@ class EmbedSettings(ResumeSettings):
 
     # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
     model: Argument[ModelName]
-    file: Argument[File]  # File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+    # Files, folders or globs with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+    file: Argument[list[File]]
     output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.

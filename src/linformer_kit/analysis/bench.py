@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from linformer_cli.errors import InputError
+from linformer_cli.outputs import check_new_folder, check_writable
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
     Encoder,
@@ -20,13 +21,14 @@ from linformer_kit.analysis.measure import (
     time_encoders,
 )
 from linformer_kit.environment import environment
-from linformer_kit.files.folders import check_new_folder, check_writable, open_output_dir
+from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
-REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed 10 seconds
+REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed these seconds
+SECONDS = 10.0
 
 Record = dict[str, Any]
 
@@ -47,17 +49,23 @@ def main(settings: BenchSettings) -> None:
         "complete": False,
         "records": [],
     }
-    lengths = sorted(set(settings.lengths))
-    for n in (bar := tqdm(lengths, unit="length", dynamic_ncols=True)):
-        bar.set_description(f"n {n:,}")
+    lengths, start = sorted(set(settings.lengths)), time.monotonic()
+    count = sum(1 + sum(k < n for k in set(settings.projected_dims)) for n in lengths) * len(MODES)
+    minutes = count * SECONDS / 60
+    print(
+        f"{count} measurements of up to {SECONDS:g} seconds, {minutes:.0f} minutes, besides those of memory", flush=True
+    )
+    for n in lengths:
         for mode in MODES:
-            results["records"] += measure_length(settings, n, mode, device)
+            records = measure_length(settings, n, mode, device)
+            results["records"] += records
+            print(f"\n{MODES[mode]}, n {n:,}:\n", *_rows(records), sep="\n", flush=True)
         results["complete"] = n == lengths[-1]
         text = markdown(results)
         write_json(results, folder / "bench.json")
         write_whole(folder / "bench.md", text)
     print(text)
-    print(f"Saved in {folder}")
+    print(f"Saved in {folder} after {(time.monotonic() - start) / 60:.1f} minutes")
 
 
 def _check(settings: BenchSettings) -> torch.device:
@@ -91,7 +99,7 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
         )
         for k in (None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len))
     ]
-    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=REPETITIONS)
+    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=REPETITIONS, seconds=SECONDS)
     memory = can_measure_memory(device)
     return [
         {
@@ -129,11 +137,14 @@ def markdown(results: Record) -> str:
         f"{REPETITIONS} alternating runs. Saved: the Transformer's over the Linformer's. Memory: the peak "
         "of a run beside weights and gradients. n: tokens in a sequence; k: projected dimension.",
     ]
-    header = ["n", "batch", "encoder", "time, ms", "time saved", "memory, MiB", "memory saved"]
     for mode, title in MODES.items():
-        records = [record for record in results["records"] if record["mode"] == mode]
-        lines += ["", f"## {title}", "", *table(header, [_row(record, records) for record in records])]
+        lines += ["", f"## {title}", "", *_rows([each for each in results["records"] if each["mode"] == mode])]
     return "\n".join(lines) + "\n"
+
+
+def _rows(records: list[Record]) -> list[str]:
+    header = ["n", "batch", "encoder", "time, ms", "time saved", "memory, MiB", "memory saved"]
+    return table(header, [_row(record, records) for record in records])
 
 
 def _row(record: Record, records: list[Record]) -> list[str]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModel
 
 from linformer_cli.errors import InputError
+from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import InspectSettings, model_label
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.modeling import LinformerModel

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, renamed
+from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import SpectrumSettings, model_label
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.data.files import TextFiles, text_files
@@ -26,7 +27,7 @@ from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.environment import best_device, environment
-from linformer_kit.files.folders import check_new_folder, check_output_dir, open_output_dir
+from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.report.base import code, environment_line, table, write_json

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import InputError
+from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment
 from linformer_kit.export.exportable import check_tokenizer, load
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder

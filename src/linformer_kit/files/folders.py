@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
+from linformer_cli.outputs import RUN_MARK, check_how_to_start, check_no_run, check_writable
 from linformer_kit.files.manifest import damage, listed_files, recover, remove_listed
 from linformer_kit.files.writing import MANIFEST, remove_folder
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
-# The file that marks a folder as a run of this package; without it, `overwrite` must not delete anything.
-RUN_MARK = "run.json"
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
     *(MANIFEST, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
@@ -34,28 +33,6 @@ _LOADED_BESIDE = (
 )
 
 
-def check_new_folder(name: str, folder: str) -> Path:
-    """Check that an output folder, of a setting of this name, is new or empty, and return its path.
-
-    Raises:
-        InputError: if it is not empty, is a file or is not writable.
-    """
-    path = Path(folder)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
-    check_writable(path.resolve(), name)
-    return path
-
-
-def check_writable(folder: Path, name: str = "output_dir") -> None:
-    """Raise an error if a folder cannot be created or written to; called before any long work."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise InputError(f"{name}: expected a folder, got the file {nearest}")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
-
-
 def new_folder(parent: Path, name: str) -> Path:
     """Create a folder with an unused name; concurrent runs get different ones."""
     parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +44,6 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
     return folder
-
-
-def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
-    """Reject `resume` and `overwrite` together."""
-    if resume and overwrite:
-        raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
 def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
@@ -101,11 +72,7 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
         raise InputError(
             f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, which has {what}"
         )
-    if holds_run(folder) and not (resume or overwrite):
-        raise InputError(
-            f"output_dir: expected a folder without a run, but {folder} holds one; "
-            "continue it with --resume or remove it with --overwrite"
-        )
+    check_no_run(folder, goes_on=resume or overwrite)
 
 
 def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) -> Path:

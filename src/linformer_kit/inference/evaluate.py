@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import best_device, environment
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.predict import Classifier, read_classes
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores

@@ -13,10 +13,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from linformer_cli.errors import InputError, Stopped, errors_named, input_errors
+from linformer_cli.outputs import check_how_to_start, check_new_files
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, is_table
-from linformer_kit.files.folders import check_how_to_start, check_made_from
+from linformer_kit.files.folders import check_made_from
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.stopping import stop_requests
 from linformer_kit.files.writing import whole_file, write_whole
@@ -48,7 +49,7 @@ class TextsAndOutput:
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
         check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
         self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
-        self.paths = find_files([settings.file], field="file")
+        self.paths = find_files(settings.file, field="file")
         if settings.text_column is not None and not any(map(is_table, self.paths)):
             raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
         if settings.output is None:
@@ -59,12 +60,11 @@ class TextsAndOutput:
         )
         if self._output.is_dir():
             raise InputError(f"output: expected a file, got the folder {self._output}")
-        for written in filter(Path.exists, (self._output, self._part, self._record, self._batches, *extra_files)):
+        files = (self._output, self._part, self._record, self._batches, *extra_files)
+        for written in filter(Path.exists, files):
             if any(map(written.samefile, self.paths)):
                 raise InputError(f"output: expected another file than that of the texts, got {written}")
-            if not self._goes_on:
-                advice = "continue with --resume, or start again with --overwrite"
-                raise InputError(f"output: expected a new file, got {written}; {advice}")
+        check_new_files(files, goes_on=self._goes_on)
 
     def count(self, texts: Iterable[Text]) -> int:
         """The number of texts, one or more. Unreadable files raise an error here, before a model is loaded."""

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors, renamed
+from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import ConvertSettings, LinearizeSettings
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder

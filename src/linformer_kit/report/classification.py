@@ -41,12 +41,12 @@ def write_finetune_report(results: dict[str, Any], mistakes: Sequence[dict[str, 
         "",
         f"{model['name']} ({model['type']}, {model['parameters']:,} parameters) on {texts['description']}.",
         "",
-        *table([*metrics, "best after updates", "training, s"], [row]),
-        "",
         f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated.",
+        *mistake_table(mistakes),
         "",
         *class_table(results, texts["labels"]),
-        *mistake_table(mistakes),
+        "",
+        *table([*metrics, "best after updates", "training, s"], [row]),
     ]
     _write(results, mistakes, folder, lines)
 
@@ -65,14 +65,13 @@ def _write(results: dict[str, Any], mistakes: Sequence[dict[str, Any]], folder: 
 
 
 def evaluation_lines(results: dict[str, Any]) -> list[str]:
-    """The results of evaluation as lines of Markdown."""
+    """The results of evaluation as lines of Markdown, the metrics last: they stay in sight on a terminal."""
     texts = results["texts"]
-    lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts.", ""]
-    lines += table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
-    lines += ["", *class_table(results, texts["labels"])]
+    lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts."]
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
-    return lines + mistake_table(results["mistakes"])
+    lines += [*mistake_table(results["mistakes"]), "", *class_table(results, texts["labels"]), ""]
+    return lines + table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
 
 
 def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:

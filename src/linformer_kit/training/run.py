@@ -19,16 +19,10 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from linformer_cli.errors import DivergedError, InputError
+from linformer_cli.outputs import RUN_MARK
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_kit.environment import environment
-from linformer_kit.files.folders import (
-    CHECKPOINT,
-    RUN_MARK,
-    check_made_from,
-    check_output_dir,
-    find_checkpoint,
-    open_output_dir,
-)
+from linformer_kit.files.folders import CHECKPOINT, check_made_from, check_output_dir, find_checkpoint, open_output_dir
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one

@@ -44,6 +44,8 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"model: expected config.json in {folder}, got none")
     if (folder / "adapter_config.json").exists():
         raise InputError(f"model: expected a whole model in {folder}, got an adapter (adapter_config.json)")
+    if (folder / "model.onnx").exists() and not any(folder.glob("*.safetensors")):
+        raise InputError(f"model: expected a model for PyTorch in {folder}, got an exported one (model.onnx)")
     config = read_json(path)
     if not isinstance(model_type := config.get("model_type"), str):
         raise InputError(f"{path}: expected a model_type, got {'none' if model_type is None else repr(model_type)}")

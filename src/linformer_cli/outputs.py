@@ -1,0 +1,73 @@
+"""Checks of outputs. Those of the command line run before the libraries are imported, which takes seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from linformer_cli.errors import InputError
+
+# The file that marks a folder as a run of this package; without it, `overwrite` must not delete anything.
+RUN_MARK = "run.json"
+
+
+def check_output(settings: Any) -> None:
+    """Raise an `InputError` for the output of a command where that exists and is not to be replaced or continued."""
+    resumable = hasattr(settings, "resume")
+    if resumable:
+        check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
+    goes_on = resumable and (settings.resume or settings.overwrite)
+    for name in ("out", "output_dir"):
+        folder = getattr(settings, name, None)
+        if folder is not None and resumable:
+            check_no_run(Path(folder), goes_on=goes_on)
+        elif folder is not None:
+            check_new_folder(name, folder)
+    if output := getattr(settings, "output", None):
+        check_new_files([Path(output), Path(f"{output}.part")], goes_on=goes_on)
+
+
+def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
+    """Reject `resume` and `overwrite` together."""
+    if resume and overwrite:
+        raise InputError("resume, overwrite: expected at most one of them, got both")
+
+
+def check_new_folder(name: str, folder: str) -> Path:
+    """Check that an output folder, of a setting of this name, is new or empty, and return its path.
+
+    Raises:
+        InputError: if it is not empty, is a file or is not writable.
+    """
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
+    check_writable(path.resolve(), name)
+    return path
+
+
+def check_writable(folder: Path, name: str = "output_dir") -> None:
+    """Raise an error if a folder cannot be created or written to; called before any long work."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError(f"{name}: expected a folder, got the file {nearest}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
+
+
+def check_no_run(folder: Path, *, goes_on: bool) -> None:
+    """Raise an error if a folder holds a run, unless it goes on or is overwritten."""
+    if (folder / RUN_MARK).exists() and not goes_on:
+        raise InputError(
+            f"output_dir: expected a folder without a run, but {folder} holds one; "
+            "continue it with --resume or remove it with --overwrite"
+        )
+
+
+def check_new_files(paths: Iterable[Path], *, goes_on: bool) -> None:
+    """Raise an error if one of the files of an output exists, unless it goes on or is overwritten."""
+    if (existing := next(filter(Path.exists, paths), None)) and not goes_on:
+        advice = "continue with --resume, or start again with --overwrite"
+        raise InputError(f"output: expected a new file, got {existing}; {advice}")
