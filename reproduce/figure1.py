@@ -71,7 +71,7 @@ def measure(settings: Settings, results: Results) -> None:
             key = {"model": model_label(name), "untrained": untrained}
             if results.find(**key) is not None:
                 continue
-            model, tokenizer = load_model(name, AutoModel, "an encoder")
+            model, tokenizer, *_ = load_model(name, AutoModel, "an encoder")
             if untrained:
                 set_seed(settings.seed)
                 model = AutoModel.from_config(model.config).eval()

@@ -33,8 +33,7 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.measure import device_of
-from linformer_kit.environment import use_bf16
+from linformer_kit.environment import device_of, use_bf16
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
 from reproduce.common import Record, Results, markdown, mean_and_deviation, new_panels, run

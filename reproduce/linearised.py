@@ -22,7 +22,8 @@ from torch import nn
 from tqdm import tqdm
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
-from linformer_kit.analysis.measure import Mode, device_of, dtype_of, interleaved, peak_bytes, runner, summary
+from linformer_kit.analysis.measure import Mode, dtype_of, interleaved, peak_bytes, runner, summary
+from linformer_kit.environment import device_of
 from linformer_kit.linearized.linearize import linearize
 from reproduce.common import Record, Results, length_axis, markdown, new_panels, run
 

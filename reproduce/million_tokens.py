@@ -22,7 +22,6 @@ import torch
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.measure import (
     build,
-    device_of,
     dtype_of,
     in_fresh_process,
     interleaved,
@@ -31,6 +30,7 @@ from linformer_kit.analysis.measure import (
     runner,
     summary,
 )
+from linformer_kit.environment import device_of
 from reproduce.common import CostSettings, Record, Results, check_numbers, markdown, run
 
 SECONDS = 60.0  # for all runs over the short sequence

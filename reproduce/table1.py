@@ -31,7 +31,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.measure import device_of, dtype_of, interleaved, summary
+from linformer_kit.analysis.measure import dtype_of, interleaved, summary
+from linformer_kit.environment import device_of
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 

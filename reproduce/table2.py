@@ -144,7 +144,7 @@ def measure(settings: Settings, results: Results) -> None:
         few = settings.tuning_samples
         tuning = few if few is not None and few < len(texts.train) else None
         for name, model in models.items():
-            encoder, _ = load_encoder(_finetune_settings(settings, model, task), texts.labels, seed=0)
+            encoder = load_encoder(_finetune_settings(settings, model, task), texts.labels, seed=0).model
             factors = settings.projection_learning_rate_factors
             factors = factors if projection_parameters(encoder) else factors[:1]
             several = list(itertools.product(settings.learning_rates, factors))

@@ -37,7 +37,6 @@ from linformer_kit.analysis.measure import (
     Mode,
     build,
     can_measure_memory,
-    device_of,
     dtype_of,
     interleaved,
     memory_of,
@@ -45,6 +44,7 @@ from linformer_kit.analysis.measure import (
     runner,
     time_encoders,
 )
+from linformer_kit.environment import device_of
 from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
 

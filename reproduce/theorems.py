@@ -241,7 +241,7 @@ def measure(settings: Settings, results: Results) -> None:
 def _heads_of_model(settings: Settings) -> list[Heads]:
     """The heads of some layers of a model on some texts, for each layer and text."""
     files = text_files(settings.text_file, field="text_file")
-    model, tokenizer = load_model(settings.model or "", AutoModel, "an encoder")
+    model, tokenizer, *_ = load_model(settings.model or "", AutoModel, "an encoder")
     n = sequence_length(model, tokenizer, None)
     ids = list(islice(sequences(files, tokenizer, seq_len=n), settings.samples))
     if len(ids) < settings.samples:

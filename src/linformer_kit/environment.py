@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from linformer_cli._version import __version__
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.operator.kernels import Processor
 
 
@@ -46,6 +46,18 @@ def status_bytes(name: str) -> int | None:
     status = Path("/proc/self/status")
     size = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text() if status.exists() else "", re.MULTILINE)
     return int(size[1]) * 1024 if size else None
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of that name, with its index; None: the accelerator if there is one, else the CPU.
+
+    Raises:
+        InputError: if it is not available.
+    """
+    if name is None:
+        return best_device()
+    with input_errors(f"device: expected cpu or an available accelerator, got {name}"):
+        return torch.empty(0, device=name).device
 
 
 def best_device() -> torch.device:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from linformer_cli.cli import main
 from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment
@@ -19,8 +20,9 @@ from linformer_kit.inference.batches import TextModel, by_length
 from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
+from linformer_kit.interop.checkpoints import pretrained
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
-from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
+from tests.conftest import SIZES, fail_last_line, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]
 BERT = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 19}
@@ -178,11 +180,66 @@ def test_a_configuration_that_names_no_class(tmp_path, caplog):
     model = save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
-    assert auto_class_of(model, "an encoder") is transformers.AutoModel
+    assert auto_class_of(AutoConfig.from_pretrained(model), model, "an encoder") is transformers.AutoModel
     assert "config.json names no architectures: read as an encoder without head" in caplog.text
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [3]}))
     with pytest.raises(InputError, match=r"^model: expected a list of names as architectures in .*, got "):
-        auto_class_of(model, "an encoder")
+        auto_class_of(AutoConfig.from_pretrained(model), model, "an encoder")
+
+
+COMMANDS = {
+    "predict": ["MODEL", "texts.csv"],
+    "evaluate": ["MODEL", "texts.csv"],
+    "embed": ["MODEL", "texts.csv", "--output", "out.npy"],
+    "fill-mask": ["MASKED", "w7 <mask>", "--top_k", "3"],
+    "export": ["MODEL", "out"],
+    "convert": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
+    "spectrum": ["MODEL", "--text_file", "texts.csv", "--seq_len", "8", "--samples", "1", "--output_dir", "out"],
+}
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Arguments of a command, for two models and texts in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    save(tmp_path / "MODEL", tokenizer=tokens, id2label={0: "a", 1: "b", 2: "c"})
+    save(tmp_path / "MASKED", kind="BertForMaskedLM")
+    rows = "".join(f"{'w7 w9 w11 ' * 9},{label}\n" for label in "abc")
+    (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
+    return lambda name: [name, *(each.replace("MODEL", "./MODEL") for each in COMMANDS[name])]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_checks_a_folder_once_and_loads_a_model_once(prepared, name, monkeypatch):
+    calls = []
+    check = pretrained._check_folder
+    monkeypatch.setattr(pretrained, "_check_folder", lambda folder: (calls.append("check"), check(folder)))
+    classes = {"model": transformers.PreTrainedModel, "configuration": AutoConfig}
+    real = {kind: vars(kind)["from_pretrained"].__func__ for kind in classes.values()}
+    for what, kind in classes.items():
+
+        def counted(owner, *arguments, what=what, kind=kind, **options):
+            calls.append(what)
+            return real[kind](owner, *arguments, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", classmethod(counted))
+    main(prepared(name))
+    expected = ["check", "configuration", "model"]
+    if name == "embed":  # sentence-transformers opens the configuration as well
+        calls, expected = [call for call in calls if call != "configuration"], ["check", "model"]
+    assert sorted(calls) == expected
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask", "spectrum"])
+def test_a_model_runs_where_the_setting_says(prepared, name, monkeypatch, capsys):
+    """`meta` stands for an accelerator, which has no results."""
+    monkeypatch.setattr(environment, "best_device", lambda: torch.device("meta"))
+    message = "device: expected cpu or an available accelerator, got toaster: "
+    assert message in fail_last_line(capsys, *prepared(name), "--device", "toaster")
+    main([*prepared(name), "--device", "cpu"])
 
 
 def with_weights(folder: str, change) -> str:
@@ -215,6 +272,6 @@ def test_heads_poolers_and_names_of_old_files_are_not_lost(auto_class, tmp_path)
 
     folder = with_weights(save(tmp_path / "old", kind="BertForPreTraining"), old)
     head = {"num_labels": 2, "id2label": {0: "a", 1: "b"}} if auto_class is AutoModelForSequenceClassification else None
-    loaded = load_pretrained(folder, auto_class, "an encoder", head=head).base_model
+    loaded = load_pretrained(folder, auto_class, "an encoder", head=head).model.base_model
     norm = load_file(Path(folder) / "model.safetensors")["bert.embeddings.LayerNorm.gamma"]
     assert torch.equal(loaded.embeddings.LayerNorm.weight, norm)

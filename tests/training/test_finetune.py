@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from linformer_cli.cli import main
-from linformer_kit.inference.predict import read_classes
+from linformer_kit.inference.predict import read_classifier
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
 pytestmark = pytest.mark.e2e
@@ -148,7 +148,7 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     (tmp_path / "one.csv").write_text("text\ngood\n")
     for model in (checkpoint, *made.values()):
         assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", model, tmp_path / "one.csv")
-        assert read_classes(str(model))[1].label == "same"
+        assert read_classifier(str(model))[1].label == "same"
         assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
 
 

@@ -236,7 +236,15 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
 
 
 @settings
-class ClassifierSettings:
+class DeviceSettings:
+    """Where a model runs."""
+
+    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
+    device: Machine[str | None] = None
+
+
+@settings
+class ClassifierSettings(DeviceSettings):
     """A classifier and its inputs."""
 
     model: Argument[ModelName]  # Folder or hub id of a classifier.
@@ -267,7 +275,7 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 
 
 @settings
-class EmbedSettings(ResumeSettings):
+class EmbedSettings(ResumeSettings, DeviceSettings):
     """Embed the texts of a file."""
 
     # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
@@ -295,7 +303,7 @@ class EmbedSettings(ResumeSettings):
 
 
 @settings
-class FillMaskSettings:
+class FillMaskSettings(DeviceSettings):
     """Predict the <mask> tokens of a text."""
 
     model: Argument[ModelName]  # Folder or hub id of a masked language model.
@@ -366,7 +374,7 @@ class InspectSettings:
 
 
 @settings
-class SpectrumSettings:
+class SpectrumSettings(DeviceSettings):
     """Measure the singular values of attention (Fig 1); choose k."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.

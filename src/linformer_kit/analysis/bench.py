@@ -15,12 +15,11 @@ from linformer_kit.analysis.measure import (
     Encoder,
     Mode,
     can_measure_memory,
-    device_of,
     dtype_of,
     memory_of,
     time_encoders,
 )
-from linformer_kit.environment import environment
+from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json

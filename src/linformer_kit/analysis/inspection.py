@@ -38,7 +38,7 @@ def main(settings: InspectSettings) -> None:
             out of range, or an output_dir that is not empty. Nothing is written then.
     """
     folder = check_new_folder("output_dir", settings.output_dir)
-    model, tokenizer = load_model(settings.model, AutoModel, "a Linformer")
+    model, tokenizer, *_ = load_model(settings.model, AutoModel, "a Linformer")
     if not isinstance(model, LinformerModel):
         expected = "a Linformer of this package, as `linformer convert` makes without --in_place"
         raise InputError(f"model: expected {expected}, got {settings.model}, a {type(model).__name__}")

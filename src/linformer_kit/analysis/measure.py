@@ -24,7 +24,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, RobertaConfig, RobertaModel
 
-from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError, input_errors
+from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.environment import most_bytes, status_bytes, use_bf16
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel
@@ -270,16 +270,6 @@ def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, d
     short, whole = (runner(model, part, mode, keep_gradients=True) for part in (ids[:1, :_WARM_UP_TOKENS], ids))
     short()  # initialises libraries and allocates gradients
     return peak_bytes(whole, device)
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name, with its index.
-
-    Raises:
-        InputError: if it is not available.
-    """
-    with input_errors(f"device: expected cpu or an available accelerator, got {name}"):
-        return torch.empty(0, device=name).device
 
 
 def dtype_of(name: str, device: torch.device) -> str:

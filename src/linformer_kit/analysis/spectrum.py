@@ -26,7 +26,7 @@ from linformer_kit.data.files import TextFiles, text_files
 from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
-from linformer_kit.environment import best_device, environment
+from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import input_length, load_model
@@ -50,9 +50,10 @@ def main(settings: SpectrumSettings) -> None:
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    device = device_of(settings.device)
     files = text_files(settings.text_file, field="text_file", column=settings.text_column)
-    model, tokenizer = load_model(settings.model, AutoModel, "an encoder")
-    model.to(best_device())
+    model, tokenizer, *_ = load_model(settings.model, AutoModel, "an encoder")
+    model.to(device)
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
     started = time.perf_counter()
     spectrum = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)

@@ -105,11 +105,11 @@ def load(name: str) -> Exportable:
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"model: expected weights in floating point, got quantised ones in {name}")
     kinds = ", ".join(head.kind for head in HEADS)
-    auto_class = auto_class_of(name, kinds)
+    auto_class = auto_class_of(config, name, kinds)
     head = next((head for head in HEADS if head.auto_class is auto_class), None)
     if head is None:
         raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
-    model, tokenizer = load_model(name, head.auto_class, head.kind)
+    model, tokenizer, *_ = load_model(name, head.auto_class, head.kind, config=config)
     names = ["input_ids", "attention_mask"]
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")

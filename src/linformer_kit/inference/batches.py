@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.read import Text, together
 from linformer_kit.data.tokenizer import Encoder, Window
-from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.environment import device_of, use_bf16
 from linformer_kit.interop.loading import input_length
 
 # Texts are read, sorted by length and recorded as done up to this number of texts or characters at a time.
@@ -32,11 +32,12 @@ class TextModel(ABC):
     A model whose outputs for a text depend on the padding beside it, as ConvBERT's do, gets one text at a time.
 
     Args:
-        model: The model; it is moved to the best device.
+        model: The model; it is moved to the device.
         tokenizer: Its tokenizer, which pads.
         max_length: Tokens at which texts are truncated; None: the longest input of model and tokenizer.
         batch_size: Texts per forward pass.
         bf16: Mixed precision with bfloat16 (true, false, auto); none with half-precision weights.
+        device: Name of the device; None: the accelerator if there is one.
 
     Attributes:
         prompt: What precedes each text.
@@ -52,8 +53,9 @@ class TextModel(ABC):
         max_length: int | None,
         batch_size: int,
         bf16: str,
+        device: str | None = None,
     ) -> None:
-        self.device = best_device()
+        self.device = device_of(device)
         self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
         self._half, fp16 = model.dtype != torch.float32, model.dtype == torch.float16
         self.bf16 = use_bf16(bf16, on_cpu=self.device.type == "cpu", fp16=fp16) and not self._half

@@ -80,7 +80,9 @@ def main(settings: EmbedSettings) -> None:
 
 def _load(settings: EmbedSettings) -> Embedder:
     """The embedder; one that cannot embed pieces raises an error if they are asked for."""
-    embedder = load_embedder(settings.model, batch_size=settings.batch_size, dtype=settings.dtype)
+    embedder = load_embedder(
+        settings.model, batch_size=settings.batch_size, dtype=settings.dtype, device=settings.device
+    )
     embedder.truncate(settings.max_length)
     if settings.pieces or settings.chunk_tokens is not None:
         next(tokenise(embedder, [""]))  # raises an error without room for text

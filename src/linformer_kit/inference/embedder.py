@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoModel
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.environment import best_device
+from linformer_kit.environment import device_of
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import load_model
@@ -31,10 +32,10 @@ class Embedder(TextModel):
     """A `SentenceTransformer` whose batches hold texts with similar numbers of tokens.
 
     Args:
-        sentences: The embedder; it is moved to the best device.
+        sentences: The embedder; it is moved to the device.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights: auto (as they are), float32 or bfloat16.
-        bf16: As for `TextModel`.
+        bf16, device: As for `TextModel`.
 
     Attributes:
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
@@ -44,10 +45,16 @@ class Embedder(TextModel):
     """
 
     def __init__(
-        self, sentences: SentenceTransformer, *, batch_size: int, dtype: str = "auto", bf16: str = "false"
+        self,
+        sentences: SentenceTransformer,
+        *,
+        batch_size: int,
+        dtype: str = "auto",
+        bf16: str = "false",
+        device: str | None = None,
     ) -> None:
-        self.sentences = sentences.to(best_device(), _DTYPES[dtype]).eval()
-        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16)
+        self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
+        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
@@ -79,16 +86,17 @@ def load_embedder(name: str, **options: Any) -> Embedder:
     """
     described = check_no_pickle(name)
     # sentence-transformers would load a model without some of its weights.
-    model, tokenizer = load_model(name, AutoModel, _KIND)
-    kind, has_decoder = type(model).__name__, model.config.is_encoder_decoder
-    del model
-    if has_decoder:
+    model, tokenizer, *_ = load_model(name, AutoModel, _KIND)
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
         raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
     if "attention_mask" not in tokenizer.model_input_names:
         raise InputError(f"model: expected {_KIND} with an attention mask, got {kind}")
     with input_errors(f"model: expected {_KIND}, got {name}"):
-        local, safe = is_local_path(name), {"use_safetensors": True}
-        sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=local)
+        safe: dict[str, Any] = {"use_safetensors": True}
+        # sentence-transformers loads the encoder by AutoModel: it gets the one that is checked.
+        with mock.patch.object(AutoModel, "from_pretrained", return_value=model):
+            sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=is_local_path(name))
         for option in ("model_input_names", "padding_side"):
             setattr(sentences.tokenizer, option, getattr(tokenizer, option))
     if "message" in sentences.modalities:

@@ -9,9 +9,9 @@ import numpy as np
 from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured
-from linformer_kit.environment import best_device, environment
+from linformer_kit.environment import environment
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.inference.predict import Classifier, read_classes
+from linformer_kit.inference.predict import Classifier, read_classifier
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
@@ -23,10 +23,11 @@ def main(settings: EvaluateSettings) -> None:
         InputError: for texts, classes, a model or a folder that cannot be used.
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
-    labels, trained = read_classes(settings.model)
-    examples, columns = load_measured(settings, trained)
+    trained = read_classifier(settings.model)
+    labels = trained.labels
+    examples, columns = load_measured(settings, trained.columns)
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
-    classifier = Classifier(settings)
+    classifier = Classifier(settings, trained)
     texts = ((example.text, example.text_pair) for example in examples)
     groups = [classifier(group) for group in classifier.groups(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
@@ -45,7 +46,7 @@ def main(settings: EvaluateSettings) -> None:
         **by_class(answers, targets, labels),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
-        "environment": environment(best_device()),
+        "environment": environment(classifier.device),
     }
     if folder is not None:
         with whole_folder(folder) as part:

@@ -9,6 +9,7 @@ from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import FillMaskSettings
+from linformer_kit.environment import device_of
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.base import longest_input
@@ -20,7 +21,8 @@ def main(settings: FillMaskSettings) -> None:
     Raises:
         InputError: for an incomplete model folder, a text that is too long or has no mask, or too large a top_k.
     """
-    model, tokenizer = load_model(settings.model, AutoModelForMaskedLM, "a masked language model")
+    device = device_of(settings.device)
+    model, tokenizer, *_ = load_model(settings.model, AutoModelForMaskedLM, "a masked language model")
     text, top_k, mask = settings.text, settings.top_k, tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
@@ -32,7 +34,7 @@ def main(settings: FillMaskSettings) -> None:
     if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
     with input_errors(f"text: expected what {model.config.model_type} reads"):
-        answers = pipeline("fill-mask", model=model, tokenizer=tokenizer)(text, top_k=top_k)
+        answers = pipeline("fill-mask", model=model, tokenizer=tokenizer, device=device)(text, top_k=top_k)
     by_mask = [answers] if isinstance(answers[0], dict) else answers
     check_finite(np.array([answer["score"] for candidates in by_mask for answer in candidates]))
     for number, candidates in enumerate(by_mask, start=1):

@@ -9,10 +9,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
@@ -42,18 +42,20 @@ def main(settings: PredictSettings) -> None:
     if settings.output is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
     output = TextsAndOutput(settings)
-    labels, trained = read_classes(settings.model)
-    columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
+    trained = read_classifier(settings.model)
+    columns = TextColumns(
+        settings.text_column or trained.columns.text, settings.text_pair_column or trained.columns.text_pair
+    )
     read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
     total = output.count(read())
-    classifier, texts = Classifier(settings), read()
+    classifier, texts = Classifier(settings, trained), read()
     if settings.output is None:
         for group in classifier.groups(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
             "model_fingerprint": fingerprint(classifier.model),
-            "labels": list(labels.names),
+            "labels": list(trained.labels.names),
             "max_length": classifier.limit,
             "bf16": classifier.bf16,
             "columns": dataclasses.asdict(columns),
@@ -65,8 +67,20 @@ def main(settings: PredictSettings) -> None:
     print(f"{classifier.texts:,} texts: {shown}{cut}", file=sys.stderr)
 
 
+class Trained(NamedTuple):
+    """What the configuration of a classifier says: its classes, and the columns of its fine-tuning."""
+
+    labels: Labels
+    columns: Columns
+    config: PreTrainedConfig
+
+
 class Classifier(TextModel):
     """A loaded classifier.
+
+    Args:
+        settings: What it is, and how it runs.
+        trained: Its configuration, if it is read already.
 
     Attributes:
         labels: Its classes.
@@ -75,12 +89,13 @@ class Classifier(TextModel):
         cut: The number of them that were truncated.
     """
 
-    def __init__(self, settings: ClassifierSettings) -> None:
-        self.labels, _ = read_classes(settings.model)
-        model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, _KIND)
+    def __init__(self, settings: ClassifierSettings, trained: Trained | None = None) -> None:
+        self.labels, _, config = trained or read_classifier(settings.model)
+        auto_class = AutoModelForSequenceClassification
+        model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
         self._threshold, self.texts, self.cut = settings.threshold, 0, 0
         self.counts = Counter(dict.fromkeys(self.labels.names, 0))
-        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16)
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16, settings.device)
 
     def lines(self, texts: Sequence[Text], done: int) -> bytes:
         """The predictions for some texts, of which so many others are in rows before, as JSON Lines."""
@@ -103,8 +118,8 @@ class Classifier(TextModel):
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()
 
 
-def read_classes(name: str) -> tuple[Labels, Columns]:
-    """The classes of a classifier, and the columns of its fine-tuning, without its weights.
+def read_classifier(name: str) -> Trained:
+    """Read and check the configuration of a classifier, without its weights.
 
     The columns are `text` and `label` if its configuration has none.
 
@@ -127,4 +142,4 @@ def read_classes(name: str) -> tuple[Labels, Columns]:
     recorded = getattr(config, "trained_columns", None) or {"text": "text"}
     with input_errors(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}"):
         columns = Columns(**recorded)
-    return Labels(names, multi_label=multi_label), columns
+    return Trained(Labels(names, multi_label=multi_label), columns, config)

@@ -15,16 +15,15 @@ from linformer_cli.settings import ConvertSettings, LinearizeSettings
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, load_encoder_checkpoint
-from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
-from linformer_kit.interop.checkpoints.pretrained import optional_file, read_config
+from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder, read_encoder_config
+from linformer_kit.interop.checkpoints.fairseq import read_fairseq_checkpoint
+from linformer_kit.interop.checkpoints.pretrained import optional_file
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
-    auto_class_of,
+    Loaded,
     has_tokenizer,
     input_length,
     load_pretrained,
-    loaded,
     resize,
     tokenizer_for,
 )
@@ -45,7 +44,8 @@ def main(settings: ConvertSettings) -> None:
             Nothing is written then.
     """
     out = check_new_folder("out", settings.out)
-    model, learned = _load(settings)
+    loaded, learned = _load(settings)
+    model = loaded.model
     longer = longest_input(model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
     embeds = settings.in_place or learned or settings.attention == "full"
@@ -59,14 +59,15 @@ def main(settings: ConvertSettings) -> None:
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
-    _describe(model, learned=learned, in_place=settings.in_place)
+    _describe(loaded, learned=learned, in_place=settings.in_place)
     if tokenizer is None and longest_input(model) is not None:
         print("No tokenizer: the source has none; give one with --tokenizer.")
     print(f"Saved in {settings.out}")
 
 
-def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
+def _describe(loaded: Loaded, *, learned: bool, in_place: bool) -> None:
     """Print the sizes, what is untrained, and which weights of the source were left out."""
+    model = loaded.model
     config = model.config.to_dict()
     slots = config.get("linformer", config)
     is_linear = config.get("attention") != "full"
@@ -87,48 +88,51 @@ def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
         training = "run `linformer distill`" if distilled else "continue training"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
-    if left_out := loaded(model).left_out:
-        names = sorted({name.rpartition(".")[0] for name in left_out})
+    if loaded.left_out:
+        names = sorted({name.rpartition(".")[0] for name in loaded.left_out})
         print(f"Weights of the source that are not in the result: {', '.join(names)}")
 
 
-def _load(settings: ConvertSettings) -> tuple[Any, bool]:
+def _load(settings: ConvertSettings) -> tuple[Loaded, bool]:
     """The converted model, and whether its E and F, or slots, are trained."""
     if settings.in_place:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
-        model = load_fairseq_checkpoint(settings.source)
-        resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return model, True
-    if settings.max_position_embeddings is not None and _is_linformer(settings.source):
+        loaded = read_fairseq_checkpoint(settings.source)
+        resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
+        return loaded, True
+    with renamed("model", "source"):
+        config = read_encoder_config(settings.source)
+    is_linformer = isinstance(config, LinformerConfig) and config.attention != "full"
+    if settings.max_position_embeddings is not None and is_linformer:
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
         with renamed("model", "source"):
-            model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
-        resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return model, True
+            loaded = load_pretrained(settings.source, None, ENCODER, config=config)
+        resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
+        return loaded, True
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
     fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
-    return load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields), False
+    return convert_encoder(settings.source, config, resize_mode=settings.resize_mode, **fields), False
 
 
-def _linearized(settings: ConvertSettings) -> tuple[Any, bool]:
+def _linearized(settings: ConvertSettings) -> tuple[Loaded, bool]:
     """The source linearised in place."""
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     with renamed("model", "source"):
-        model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
-        learned = isinstance(model, LinearizedModel)
+        loaded = load_pretrained(settings.source, None, ENCODER)
+        learned = isinstance(loaded.model, LinearizedModel)
         if learned and given.keys() == {"max_position_embeddings"}:
-            resize(model, settings.max_position_embeddings, settings.resize_mode)
+            resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
         else:
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
-            model = linearize_encoder(model, linear, settings.adapter)
-        return model, learned or settings.adapter is not None
+            linearize_encoder(loaded.model, linear, settings.adapter)
+        return loaded, learned or settings.adapter is not None
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:
@@ -143,12 +147,6 @@ def _check_unset(settings: ConvertSettings, names: Sequence[str], why: str) -> N
 
 def _is_fairseq(source: str) -> bool:
     return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
-
-
-def _is_linformer(source: str) -> bool:
-    with renamed("model", "source"):
-        config = read_config(source, f"model: expected {ENCODER}, got {source}")
-    return isinstance(config, LinformerConfig) and config.attention != "full"
 
 
 def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

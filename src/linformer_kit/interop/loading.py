@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import logging
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -51,20 +53,30 @@ logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """Names of weights: those of a model that were not in its files and so are random, and those of the files left."""
+    """A model, its tokenizer, and what its files and the model do not have in common."""
 
-    random: frozenset[str]
-    left_out: list[str]
+    model: Any
+    tokenizer: Any  # None if only a model was loaded
+    random: frozenset[str]  # names of the model's weights that were not in the files
+    left_out: list[str]  # names of the files' weights that have no place in the model
 
-
-_LOADED = "linformer_loaded"  # attribute of a model that was loaded here
+    @property
+    def random_in_encoder(self) -> set[str]:
+        """Names in the base model of random weights, such as those of a new pooler."""
+        return {name.removeprefix(f"{self.model.base_model_prefix}.") for name in self.random}
 
 
 def load_model(
-    name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    name: str,
+    auto_class: Any,
+    kind: str,
+    *,
+    head: dict[str, Any] | None = None,
+    config: PreTrainedConfig | None = None,
+) -> Loaded:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
-    model = load_pretrained(name, auto_class, kind, head=head)
+    loaded = load_pretrained(name, auto_class, kind, head=head, config=config)
+    model = loaded.model
     if is_local_path(name) and not has_tokenizer(name):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")
     with input_errors(f"model: expected {kind}, got {name}"):
@@ -73,7 +85,7 @@ def load_model(
     _check_vocabulary(tokenizer, getattr(config, "vocab_size", None))
     if getattr(config, "pad_token_id", None) is None:  # some classifiers need it for batches
         config.pad_token_id = tokenizer.pad_token_id
-    return model, tokenizer
+    return loaded._replace(tokenizer=tokenizer)
 
 
 def has_tokenizer(name: str) -> bool:
@@ -83,7 +95,8 @@ def has_tokenizer(name: str) -> bool:
 
 def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, which makes the inputs that the model reads, also when saved again."""
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    known = {"config": model.config, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(name, **known)
     accepted = inspect.signature(model.forward).parameters
     names = [each for each in tokenizer.model_input_names if each in accepted]
     if getattr(model.config, "type_vocab_size", None) in (0, 1) and "token_type_ids" in names:
@@ -96,7 +109,7 @@ def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
     if all(getattr(tokenizer, option) == value for option, value in options.items()):
         return tokenizer
     # As arguments, since `save_pretrained` keeps those.
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    return AutoTokenizer.from_pretrained(name, **known, **options)
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:
@@ -111,85 +124,91 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None
         raise InputError(f"model: expected {expected}, got {largest + 1:,}")
 
 
-def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:
+def load_pretrained(
+    name: str,
+    auto_class: Any,
+    kind: str,
+    *,
+    head: dict[str, Any] | None = None,
+    config: PreTrainedConfig | None = None,
+) -> Loaded:
     """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
     Args:
         name: Folder or hub id.
-        auto_class: One of transformers' Auto classes.
+        auto_class: One of transformers' Auto classes; None: that of the head that the configuration names.
         kind: The kind of model that it loads, for errors.
         head: Fields of the configuration for another head; a head that is missing, does not fit or has other
             `id2label` is newly initialised.
+        config: The configuration, if `read_config` has read it already, with which it checks the folder.
     """
     what = f"model: expected {kind}, got {name}"
-    config = read_config(name, what)
+    config = config or read_config(name, what)
+    auto_class = auto_class or auto_class_of(config, name, kind)
+    is_new_head = head is not None and config.id2label != head["id2label"]
+    with input_errors(what):
+        config.update(head or {})
     if is_local_path(name):
         manifest = Path(name) / MANIFEST
         # The configuration may have been edited by hand; changed weights mean damage.
         if manifest.exists() and (wrong := damage(manifest.parent, only="*.safetensors")):
             raise InputError(f"{wrong}; if the weights were changed on purpose, remove {manifest}")
-        check_size(manifest.parent, lambda: auto_class.from_config(config, trust_remote_code=False), what)
+        check_size(
+            manifest.parent, lambda: auto_class.from_config(copy.deepcopy(config), trust_remote_code=False), what
+        )
     with input_errors(what):
         # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
             name,
+            config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             trust_remote_code=False,
-            **head or {},
         )
-    if head is not None and config.id2label != head["id2label"]:
+    if is_new_head:
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
-    unexpected = sorted(loading["unexpected_keys"])
-    setattr(model, _LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
+    left_out = [key for key in sorted(loading["unexpected_keys"]) if not _UNUSED.search(key)]
+    loaded = Loaded(model, None, frozenset(absent), left_out)
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
     elif auto_class is AutoModel:
         absent = [key for key in absent if not key.startswith("pooler.")]
-    for keys, got in ((absent, "none for"), (_lost_weights(model), "unexpected")):
+    for keys, got in ((absent, "none for"), (_lost_weights(loaded), "unexpected")):
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
     for key, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
-    return model.eval()
+    model.eval()
+    return loaded
 
 
-def loaded(model: PreTrainedModel) -> Loaded:
-    """What `load_pretrained` did not find, and did not use, in the files of a model."""
-    return getattr(model, _LOADED)
-
-
-def _lost_weights(model: PreTrainedModel) -> list[str]:
+def _lost_weights(loaded: Loaded) -> list[str]:
     """Weights of a file that belong to the encoder and have no place in it; heads and poolers do not count.
 
     transformers drops them: a BERT with `position_embedding_type` relative_key would be one without positions.
     """
-    prefix = f"{model.base_model_prefix}."
-    parts = {name.partition(".")[0] for name in model.base_model.state_dict()} | {prefix.removesuffix(".")}
-    inside = {name: name.removeprefix(prefix) for name in loaded(model).left_out if name.partition(".")[0] in parts}
+    prefix = f"{loaded.model.base_model_prefix}."
+    parts = {name.partition(".")[0] for name in loaded.model.base_model.state_dict()} | {prefix.removesuffix(".")}
+    inside = {name: name.removeprefix(prefix) for name in loaded.left_out if name.partition(".")[0] in parts}
     return [name for name, part in inside.items() if part.partition(".")[0] not in ("pooler", "decoder")]
 
 
-def random_weights(model: PreTrainedModel) -> set[str]:
-    """Names in the base model of weights that were not in its files and so are random, such as new poolers."""
-    return {name.removeprefix(f"{model.base_model_prefix}.") for name in loaded(model).random}
-
-
-def auto_class_of(name: str, kind: str) -> Any:
+def auto_class_of(config: PreTrainedConfig, name: str, kind: str) -> Any:
     """The Auto class of an encoder with the head that its configuration names, or of an encoder without head.
 
     Warns if the configuration names no class: it is taken for an encoder without head.
 
     Args:
-        name: Folder or hub id.
+        config: The configuration.
+        name: Folder or hub id that it is from.
         kind: The kind of model expected, for errors.
     """
-    architectures = read_config(name, f"model: expected {kind}, got {name}").architectures
+    architectures = config.architectures
     if not architectures:
         logger.warning("%s: config.json names no architectures: read as an encoder without head, if it has one", name)
         return AutoModel
@@ -249,11 +268,11 @@ def build_model(
     *,
     left_out: list[str],
     new_projections: bool = False,
-) -> LinformerPreTrainedModel:
+) -> Loaded:
     """Build a model with these weights, which are finite.
 
     With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights
-    that the model has no place for; `loaded` returns them.
+    that the model has no place for.
     """
     model = model_class(config)
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
@@ -264,8 +283,7 @@ def build_model(
     }
     with input_errors(f"{source}: expected weights of {model_class.__name__}"):
         model.load_state_dict({**kept, **weights})
-    setattr(model, _LOADED, Loaded(frozenset(), left_out))
-    return model.eval()
+    return Loaded(model.eval(), None, frozenset(), left_out)
 
 
 def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:

@@ -15,7 +15,7 @@ from linformer_cli.settings import DistillSettings, check_model_is_kept, model_l
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files
-from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
+from linformer_kit.interop.loading import fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -118,7 +118,7 @@ def _load_pair(settings: DistillSettings) -> Pair:
     set_seed(settings.seed)
     encoder = "a pretrained encoder"
     with renamed("model", "teacher"):
-        teacher, tokenizer = load_model(settings.teacher, auto_class_of(settings.teacher, encoder), encoder)
+        teacher, tokenizer, *_ = load_model(settings.teacher, None, encoder)
         kinds = (*_OF_TOKENS, _OF_TEXTS)
         if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
             expected = ", ".join(kinds)

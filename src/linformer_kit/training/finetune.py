@@ -26,7 +26,7 @@ from linformer_kit.data.inputs import LabelledItems, grouped_by_length, labelled
 from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
-from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights
+from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
 from linformer_kit.report.classification import write_finetune_report
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
@@ -64,7 +64,8 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     labels = texts.labels
     metric = settings.metric_for_best_model or labels.metrics[0]
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
-    model, tokenizer = load_encoder(settings, labels, seed=settings.seed)
+    loaded = load_encoder(settings, labels, seed=settings.seed)
+    model, tokenizer = loaded.model, loaded.tokenizer
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
     train, validation = (
         labelled_inputs(examples, labels, texts.columns, encoder, name=name)
@@ -72,7 +73,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     )
     texts_fingerprint = texts.fingerprint()
     texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
-    of_encoder = fingerprint(model.base_model, without=random_weights(model))
+    of_encoder = fingerprint(model.base_model, without=loaded.random_in_encoder)
     run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_encoder})
     model.config.trained_columns = dataclasses.asdict(texts.columns)
     # From short to long, so that batches need little padding.
@@ -141,9 +142,7 @@ def _results(run: Run, settings: FinetuneSettings, texts: LabelledTexts, trainin
     )
 
 
-def load_encoder(
-    settings: FinetuneSettings, labels: Labels, *, seed: int
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Loaded:
     """Load the encoder with a head for these classes, and its tokenizer; a missing head is initialised at random.
 
     The tokenizer's `model_max_length` is set to the length of the inputs, and is saved with the classifier.
@@ -159,9 +158,10 @@ def load_encoder(
         "problem_type": "multi_label_classification" if labels.multi_label else "single_label_classification",
     }
     kind = "an encoder that can classify sequences"
-    model, tokenizer = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
-    tokenizer.model_max_length = input_length(model, tokenizer, settings.max_length)
-    return model.float(), tokenizer  # the trainer mixes precisions by itself
+    loaded = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
+    loaded.tokenizer.model_max_length = input_length(loaded.model, loaded.tokenizer, settings.max_length)
+    loaded.model.float()  # the trainer mixes precisions by itself
+    return loaded
 
 
 def _plan(settings: FinetuneSettings, task: Classification, metric: str) -> Plan:

@@ -206,7 +206,7 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
-        model, _ = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model")
+        model = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model").model
     model = model.float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerForMaskedLM):
         raise InputError(

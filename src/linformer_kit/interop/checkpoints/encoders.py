@@ -6,10 +6,12 @@ import dataclasses
 import os
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ResizeMode, SlotSettings
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import auto_class_of, build_config, build_model, load_pretrained, loaded, resize
+from linformer_kit.interop.loading import Loaded, build_config, build_model, load_pretrained, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
@@ -99,23 +101,32 @@ def load_encoder_checkpoint(
     Raises:
         InputError: if the source is not a complete model of this kind, or a field does not fit.
     """
-    source = str(source)
     with renamed("model", "source"):
-        full = _full_attention(source)
+        config = read_encoder_config(str(source))
+    return convert_encoder(str(source), config, resize_mode=resize_mode, **fields).model
+
+
+def read_encoder_config(source: str) -> PreTrainedConfig:
+    """The configuration of an encoder, which is checked."""
+    return read_config(source, f"model: expected {ENCODER}, got {source}")
+
+
+def convert_encoder(source: str, config: PreTrainedConfig, *, resize_mode: ResizeMode, **fields: Any) -> Loaded:
+    """As `load_encoder_checkpoint`, of an encoder with this configuration."""
+    with renamed("model", "source"):
+        full, _, _, left_out = _full_attention(source, config)
     kept = {field.name: getattr(full.config, field.name) for field in dataclasses.fields(LinformerConfig)}
     for name in (*SLOT_FIELDS, "bias_order", "attention"):  # they say nothing of a model with full attention
         del kept[name]
-    config = build_config(source, {**kept, **fields})
-    if config.max_position_embeddings != full.config.max_position_embeddings:
+    linear = build_config(source, {**kept, **fields})
+    if linear.max_position_embeddings != full.config.max_position_embeddings:
         # Before E and F are built, which start as in any model of the new length.
-        resize(full, config.max_position_embeddings, resize_mode)
-    left_out = loaded(full).left_out
-    return build_model(type(full), config, full.state_dict(), source, left_out=left_out, new_projections=True)
+        resize(full, linear.max_position_embeddings, resize_mode)
+    return build_model(type(full), linear, full.state_dict(), source, left_out=left_out, new_projections=True)
 
 
-def _full_attention(source: str) -> LinformerPreTrainedModel:
+def _full_attention(source: str, config: Any) -> Loaded:
     """The source as a model of this package with full attention."""
-    config: Any = read_config(source, f"model: expected {ENCODER}, got {source}")
     if config.model_type not in _PREFIXES:
         known, other = ", ".join(_PREFIXES), config.model_type
         raise InputError(f"{source}: expected a model of type {known}, got {other}; --in_place takes other types too")
@@ -125,13 +136,13 @@ def _full_attention(source: str) -> LinformerPreTrainedModel:
     class_name = next(iter(config.architectures or []), "none")
     if class_name not in kinds:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
-    model: Any = load_pretrained(source, auto_class_of(source, ENCODER), ENCODER)
+    loaded = load_pretrained(source, None, ENCODER, config=config)
     if config.model_type == LinformerConfig.model_type:
         if config.attention != "full":
             raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
-        return model
+        return loaded
     kind = kinds[class_name]
-    random, left_out = loaded(model)
+    model, _, random, left_out = loaded
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in random}
     if config.model_type == "bert":
         offset, names = 0, _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.interop.loading import build_config, build_model
+from linformer_kit.interop.loading import Loaded, build_config, build_model
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
@@ -57,7 +57,11 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
     Raises:
         InputError: if the file is not such a checkpoint.
     """
-    source = str(path)
+    return read_fairseq_checkpoint(str(path)).model
+
+
+def read_fairseq_checkpoint(source: str) -> Loaded:
+    """As `load_fairseq_checkpoint`, with the names of what is left out."""
     with input_errors(f"{source}: expected a fairseq checkpoint of a Linformer or RoBERTa, got another file"):
         weights, arguments = _read(source)
         left_out = [name for name in weights if "classification_heads." in name]
