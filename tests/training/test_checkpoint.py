@@ -137,7 +137,7 @@ FAILURES = [
 def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got, checkpoint, trained, monkeypatch):
     """What stood there is as it was."""
     before = {path: path.read_bytes() for path in checkpoint.iterdir()}
-    tokenizer = Mock()
+    tokenizer = Mock(is_fast=False)
     tokenizer.save_pretrained.side_effect = error
     message = (
         f"{checkpoint}: could not be written: {got}; nothing is left of it, and older checkpoints are as they were"

@@ -95,8 +95,7 @@ def has_tokenizer(name: str) -> bool:
 
 def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, which makes the inputs that the model reads, also when saved again."""
-    known = {"config": model.config, "trust_remote_code": False}
-    tokenizer = AutoTokenizer.from_pretrained(name, **known)
+    tokenizer = AutoTokenizer.from_pretrained(name, config=model.config, trust_remote_code=False)
     accepted = inspect.signature(model.forward).parameters
     names = [each for each in tokenizer.model_input_names if each in accepted]
     if getattr(model.config, "type_vocab_size", None) in (0, 1) and "token_type_ids" in names:
@@ -109,7 +108,7 @@ def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
     if all(getattr(tokenizer, option) == value for option, value in options.items()):
         return tokenizer
     # As arguments, since `save_pretrained` keeps those.
-    return AutoTokenizer.from_pretrained(name, **known, **options)
+    return AutoTokenizer.from_pretrained(name, config=model.config, trust_remote_code=False, **options)
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:
