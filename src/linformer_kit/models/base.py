@@ -44,14 +44,7 @@ class LinearModel(PreTrainedModel):
         state_dict: dict[str, Tensor] | None = None,
         **options: Any,
     ) -> None:
-        """As in transformers, with a README.md if the folder has none.
-
-        Raises:
-            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
-        """
-        if state_dict is None and any(projection.piece is not None for projection in self.projections()):
-            expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
-            raise InputError(f"state_dict: expected {expected}, got None")
+        """As in transformers, with a README.md if the folder has none."""
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)

@@ -30,7 +30,6 @@ from linformer_cli.errors import check_choice
 from linformer_kit.operator.projections.base import (
     Compressed,
     FullAttention,
-    Piece,
     SequenceProjection,
     SharedProjection,
     inside,

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
 from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
@@ -33,15 +32,6 @@ class Compressed(NamedTuple):
     value_sums: Float[Tensor, "batch_or_1 slots"] | None = None
     # Real tokens of the window that a slot stands for; None: slots do not stand for windows.
     sizes: Int[Tensor, "batch_or_1 slots"] | None = None
-
-
-class Piece(NamedTuple):
-    """The piece of one process, of a sequence split over several (`parallel`)."""
-
-    positions: slice  # this process's part of the n positions
-    add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
-    most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
-    widen: Callable[[Neighbours], Neighbours]  # adds tokens of the pieces before and after, which queries here see
 
 
 class SequenceProjection(nn.Module):
@@ -70,9 +60,7 @@ class SequenceProjection(nn.Module):
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
     by_head = True  # whether heads have their own E and F with sharing `none`
-    supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     extra_arguments: tuple[str, ...] = ()  # what `build_projection` passes besides: head_dim, initializer
-    piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
         self,
@@ -223,8 +211,6 @@ class SequenceProjection(nn.Module):
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         """Raise the errors of `resize`."""
-        if self.piece is not None:
-            raise InputError("projection: expected a whole one to resize, got one split over several processes")
         if type(self)._resize is SequenceProjection._resize:
             raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
         check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
@@ -233,10 +219,6 @@ class SequenceProjection(nn.Module):
 
     def _resize(self, seq_len: int, mode: str) -> None:
         """Replace parameters and buffers; a subclass writes it."""
-
-    def of_positions(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name that have a column for each position, on their last axis."""
-        return {}
 
     def _check_length(self, seq_len: int) -> None:
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.

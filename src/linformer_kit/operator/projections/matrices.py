@@ -27,16 +27,12 @@ class MatrixProjection(SequenceProjection):
     """E and F are matrices: learned, fixed, or computed from the tokens. A subclass writes `matrices`."""
 
     commutes = True
-    supports_sequence_parallel = True
 
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
     ) -> tuple[Tensor, Tensor]:
         """E and F, `[*batch, *heads, slots, n]`; the same tensor object if E = F."""
         raise NotImplementedError
-
-    def of_positions(self) -> dict[str, Tensor]:
-        return dict((*self.named_parameters(), *self.named_buffers()))
 
     def forward(
         self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
@@ -62,8 +58,6 @@ class MatrixProjection(SequenceProjection):
         parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
         if sums:
             parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
-        if self.piece is not None:  # from sums over this process's positions to sums over all
-            parts = self.piece.add(parts)
         if len(pairs) == 1:  # for keys and values alike
             parts = [part for part in parts for _ in range(2)]
         return Compressed(*parts)
