@@ -30,13 +30,13 @@ from tests.reference import fairseq_linformer as official
 def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     source("RobertaForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
-    options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
+    options = ["--projected_dim", "7", "--sharing", "layerwise", "--sliding_window", "4"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
     assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out and "Weights of the" not in out
     assert "1 matrices E and F (linear). They are untrained" in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
-    assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
+    assert (model.config.sharing, model.config.sliding_window) == ("layerwise", 4)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]

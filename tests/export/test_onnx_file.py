@@ -20,7 +20,12 @@ HEADS = {
     "LinformerForSequenceClassification": {"sharing": "none", "num_hidden_layers": 1},
     "LinformerForTokenClassification": {"projection": "conv", "sharing": "key_value", "num_hidden_layers": 1},
     "LinformerForQuestionAnswering": {"projection": "max_pool", "num_hidden_layers": 1},
-    "LinformerModel": {"shorter_input": "stretch", "type_vocab_size": 3, "num_hidden_layers": 1},
+    "LinformerModel": {
+        "projection": "mean_pool",
+        "shorter_input": "stretch",
+        "type_vocab_size": 3,
+        "num_hidden_layers": 1,
+    },
 }
 SMALL = {name: size for name, size in SIZES.items() if name != "projected_dim"}
 BERT_SIZES = {**SMALL, "vocab_size": 53, "num_hidden_layers": 1}
@@ -66,7 +71,7 @@ def test_encoders_of_transformers(class_name, tmp_path):
 
 
 LINEARIZED = {
-    "prefix": {"projection": "linear", "shorter_input": "prefix", "sharing": "layerwise", "sliding_window": 0},
+    "learned": {"projection": "linear", "sharing": "layerwise", "sliding_window": 0},
     "several blocks": {"sliding_window": 8, "global_tokens": 3},  # of queries, in the longest text
 }
 

@@ -167,6 +167,13 @@ def test_fields_of_other_kinds_are_rejected(name, value, message, model, tmp_pat
         AutoModel.from_pretrained(folder)
 
 
+def test_a_folder_that_stretches_matrices_is_rejected(model, tmp_path):
+    """Its outputs were other ones: nothing is read with `prefix` instead."""
+    folder = in_file(model, tmp_path, lambda fields: {**fields, "shorter_input": "stretch"})
+    with pytest.raises(InputError, match=r"^shorter_input: expected prefix, or a projection with windows .*, got '"):
+        AutoModel.from_pretrained(folder)
+
+
 @torch.no_grad()
 def test_a_class_of_which_nothing_was_built_yet_records_too(monkeypatch):
     """transformers learns what a class records when one is built, which a class that is changed is not."""
@@ -232,6 +239,10 @@ def test_no_model_of_a_bare_configuration(model):
             "projected_dim: expected one number for each of 3 heads, got 2",
         ),
         ({"sharing": "all"}, "sharing: expected 'none', .*, got all"),
+        (
+            {"shorter_input": "stretch"},
+            "shorter_input: expected prefix, or a projection with windows .*, got 'stretch'",
+        ),
         ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
         ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected 'extend' or 'interp"),
     ],
@@ -264,17 +275,18 @@ def test_the_probe_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 @torch.no_grad()
 def test_longer_later(name, tmp_path):
-    """Short texts give what they gave: with `prefix` bit for bit, with `stretch` for a multiple of n."""
-    for shorter_input in ("prefix", "stretch"):
+    """Short texts give what they gave, bit for bit."""
+    for projection, shorter_input in (("linear", "prefix"), ("mean_pool", "stretch")):
         torch.manual_seed(0)
-        model = as_in_the_paper(build(FAMILIES[name]), 7, shorter_input=shorter_input)
-        for projection in model.projections():
-            torch.nn.init.normal_(projection.key_projection, std=0.2)
+        model = as_in_the_paper(build(FAMILIES[name]), 7, projection=projection)
+        assert model.config.linformer["shorter_input"] == shorter_input
+        for matrix in (matrix for each in model.projections() for matrix in each.parameters()):
+            torch.nn.init.normal_(matrix, std=0.2)
         inputs = example(model, 43)
         before = model(**inputs)[0]
         model.resize_sequence_length(122)
         after = model(**inputs)[0]
-        assert torch.equal(before, after) if shorter_input == "prefix" else torch.allclose(before, after, atol=1e-4)
+        assert torch.equal(before, after)
         model.save_pretrained(tmp_path / shorter_input)
         loaded = AutoModel.from_pretrained(tmp_path / shorter_input).eval()
         long = example(model, 122)

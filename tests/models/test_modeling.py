@@ -16,7 +16,17 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import KINDS, SHARINGS, SHORTER_INPUTS, fields, of_shorter, randomise, tokens, values_of
+from tests.conftest import (
+    KINDS,
+    SHARINGS,
+    SHORTER_INPUTS,
+    fields,
+    of_shorter,
+    randomise,
+    shorter_inputs,
+    tokens,
+    values_of,
+)
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -136,7 +146,7 @@ def test_a_local_convolution_stands_beside_attention(config, norm_first):
 def test_padding_changes_nothing(config, kind, shorter_input, layers):
     """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
     sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
-    model = LinformerModel(config(shorter_input=shorter_input, **sizes, **fields(kind)))
+    model = LinformerModel(config(**sizes, **shorter_inputs(fields(kind), shorter_input)))
     model = randomise(model, scale=0.2).eval()
     ids = tokens(3, 31)
     with torch.no_grad():

@@ -48,7 +48,7 @@ def linearize(
     adapter: str | os.PathLike[str] | None = None,
     sharing: Sharing = "headwise",
     projection: Projection = "mean_pool",
-    shorter_input: ShorterInput = "stretch",
+    shorter_input: ShorterInput | None = None,
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 128,
     global_tokens: int | None = None,
@@ -81,12 +81,13 @@ def linearize(
             all other arguments. None: the weights stay as they are.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`operator.projections.PROJECTIONS`).
-        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
-            the outputs of short texts little, or the first columns and windows (`prefix`).
+        shorter_input: What texts shorter than n use: windows that tile them (`stretch`), which changes the outputs of
+            short texts little, or the first columns and windows (`prefix`); default: `stretch` where slots are windows
+            of tokens (`mean_pool`, `max_pool`, `conv`), else `prefix`.
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
         global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
-            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0.
+            windows of tokens, else 0.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -201,8 +202,11 @@ def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: Line
     values = {name: value for name, value in vars(settings).items() if name in names}
     if settings.projected_dim is None:
         values["projected_dim"] = min(DEFAULT_PROJECTED_DIM, seq_len)
+    windowed = PROJECTIONS[settings.projection].windowed
     if settings.global_tokens is None:
-        values["global_tokens"] = int(PROJECTIONS[settings.projection].windowed)
+        values["global_tokens"] = int(windowed)
+    if settings.shorter_input is None:
+        values["shorter_input"] = "stretch" if windowed else "prefix"
     return LinearFields(
         base_model_type=model.config.model_type,
         layers=[layer.name for layer in linear],

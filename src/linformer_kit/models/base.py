@@ -76,8 +76,8 @@ class LinearModel(PreTrainedModel):
                 grows; a random matrix gets new columns.
                 `interpolate` stretches E and F (keeping their row sums), kernels and positions, to any length; outputs
                 of texts of the old length change.
-                With shorter_input `stretch`, E and F are stretched in either mode; for a multiple of n, this changes
-                texts of up to n by rounding only. For a dynamic projection only positions are resized.
+                With shorter_input `stretch`, the number of windows stays in either mode, so outputs of pooling are
+                unchanged too. For a dynamic projection only positions are resized.
 
         Raises:
             InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;
@@ -85,7 +85,7 @@ class LinearModel(PreTrainedModel):
         """
         check_positions(self, seq_len, mode)
         old, dims, projections = self.longest_sequence, self._slots(), self.projections()
-        stretched = any(each.stretches and each.shorter_input == "stretch" for each in projections)
+        stretched = any(each.shorter_input == "stretch" for each in projections)
         of_projections = "interpolate" if stretched else mode
         for projection in projections:
             projection.check_resize(seq_len, of_projections)

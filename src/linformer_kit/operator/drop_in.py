@@ -58,7 +58,7 @@ class LinformerAttention(ProjectedAttention):
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
             `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
-            the default), or E and windows resampled to their length (`stretch`).
+            the default), or windows that tile them (`stretch`).
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, (E·X)·W + 1·b, as fairseq does; E and F

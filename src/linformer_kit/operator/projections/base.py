@@ -48,14 +48,14 @@ class SequenceProjection(nn.Module):
             matrix for both, E = F. With `layerwise` all layers use the same module. For projections without
             parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
-            `stretch`: E is resampled to m columns (`resampling.stretch_matrix`), min(k, m) windows tile the m tokens.
+            `stretch`, for windows only: min(k, m) windows tile the m tokens.
 
     Raises:
-        InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
+        InputError: for a projected_dim outside 1 … seq_len, an unknown sharing, and a shorter_input that does not
+            fit.
     """
 
     bounded = True  # whether seq_len limits the length of sequences
-    stretches = False  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
@@ -75,13 +75,20 @@ class SequenceProjection(nn.Module):
         is_length = is_integer(seq_len) and cast(int, seq_len) > 0
         check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", seq_len)
         check_choice("sharing", sharing, get_args(Sharing))
-        check_choice("shorter_input", shorter_input, get_args(ShorterInput))
+        self.check_shorter_input(shorter_input)
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self.num_heads = num_heads
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
         self.shared_by_heads = sharing != "none" or not self.by_head  # whether all heads have the same E and F
         self.shorter_input = shorter_input
+
+    @classmethod
+    def check_shorter_input(cls, shorter_input: str) -> None:
+        """Raise an error for an unknown value, and for `stretch` if slots are not windows."""
+        check_choice("shorter_input", shorter_input, get_args(ShorterInput))
+        expected = "prefix, or a projection with windows (mean_pool, max_pool, conv)"
+        check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
     def compress(
         self,
@@ -214,7 +221,7 @@ class SequenceProjection(nn.Module):
         if type(self)._resize is SequenceProjection._resize:
             raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
         check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
-        if mode == "extend" and self.stretches and self.shorter_input == "stretch":
+        if mode == "extend" and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
     def _resize(self, seq_len: int, mode: str) -> None:

@@ -29,7 +29,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
 
     The parameter `key_projection` is W_Pᵀ, `[projected_dim, embed]`, for sharing `none` with a first axis of heads; a
     head with a smaller k uses the first rows. Nothing depends on a position: sequences may be longer than seq_len,
-    which may be None, and shorter_input has no effect.
+    which may be None.
 
     Args:
         head_dim: Width of a head; the width of X is num_heads·head_dim.

@@ -63,7 +63,6 @@ class WindowProjection(SequenceProjection):
     """Slot i is computed from window i of the k windows that tile the sequence. A subclass writes `reduce`."""
 
     windowed = True
-    stretches = True
 
     def reduce(
         self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
