@@ -7,7 +7,7 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
     python -m reproduce.table3_figure2                                      # an hour on 2 cores
     python -m reproduce.table3_figure2 --modes forward train                # and forward and backward
     python -m reproduce.table3_figure2 --device cuda --modes forward train --compile no default     # 12 layers
-    python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --no-memory          # two minutes
+    python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --memory false      # two minutes
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
 pass takes over 10 s.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import pandas
@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, out_of_memory
+from linformer_cli.settings.declare import Count, Counts, Measurement, settings
 from linformer_kit.analysis.measure import (
     Compiled,
     Encoder,
@@ -46,7 +47,7 @@ from linformer_kit.analysis.measure import (
     time_encoders,
 )
 from linformer_kit.report.figures import new_figure
-from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 
 # The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
 # Linformer in 16 GB over the Transformer's.
@@ -86,40 +87,37 @@ PRODUCT = 8192  # rows and columns of the matrices whose product is the best of 
 SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
 
 
-@dataclass(kw_only=True)
+@settings
 class Settings(CostSettings):
-    """Time and memory of Linformer encoders and of Transformers of equal size.
+    """Measure time and memory of Linformers and of Transformers of equal size."""
 
-    Attributes:
-        modes: A forward pass, and forward and backward as in training (train).
-        lengths: Values of n in tokens.
-        projected_dims: Values of k; all pairs with k < n are measured.
-        baselines: Transformers to compare with.
-        memory: Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch
-            that runs in 16 GiB.
-        compile: Operation by operation (no), and with these modes of torch.compile.
-        compiled_dims: Values of k of the compiled Linformers; default: all.
-        batch_tokens: Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
-    """
-
-    modes: list[Literal["forward", "train"]] = field(default_factory=lambda: ["forward"])
-    lengths: list[int] = field(default_factory=lambda: [2**power for power in range(9, 17)])
-    projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
-    baselines: list[Literal["full", "roberta", "eager"]] = field(default_factory=lambda: ["full", "roberta", "eager"])
-    memory: bool = True
-    compile: list[Compiled] = field(default_factory=lambda: ["no"])  # type: ignore[arg-type]
-    compiled_dims: list[int] | None = None
-    batch_tokens: int | None = None
+    # A forward pass, and forward and backward as in training (train).
+    modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward"])
+    # Values of n in tokens.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [2**power for power in range(9, 17)])
+    # Values of k; all pairs with k < n are measured.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
+    # Transformers to compare with.
+    baselines: Measurement[list[Literal["full", "roberta", "eager"]]] = field(
+        default_factory=lambda: ["full", "roberta", "eager"]
+    )
+    # Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs in
+    # 16 GiB.
+    memory: Measurement[bool] = True
+    # Operation by operation (no), and with these modes of torch.compile.
+    compile: Measurement[list[Compiled]] = field(default_factory=lambda: ["no"])
+    compiled_dims: Measurement[Counts | None] = None  # Values of k of the compiled Linformers; default: all.
+    # Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
+    batch_tokens: Measurement[Count | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record of the time of each encoder, and one of its memory."""
-    check_numbers(settings)
     device = device_of(settings.device)
     if device.type == "cuda" and results.find(measured="product") is None:
         results.add(measured="product", dtype=dtype_of(settings.dtype, device), rate=best_product(settings, device))
     if settings.memory and not can_measure_memory(device):
-        raise InputError("memory: expected False, because memory of a CPU is measured on Linux only, got True")
+        raise InputError("memory: expected false, because memory of a CPU is measured on Linux only, got true")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
         layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
         encoders = [settings.encoder(kind, n, k, num_hidden_layers=layers) for kind, k in encoders_of(settings, n)]

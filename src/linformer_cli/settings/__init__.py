@@ -10,6 +10,7 @@ from linformer_cli.settings.commands import (
     ClassifierSettings,
     ConvertSettings,
     CorpusSettings,
+    CostSettings,
     DistillSettings,
     EmbedSettings,
     EvaluateSettings,

@@ -333,14 +333,9 @@ class ExportSettings:
 
 
 @settings
-class BenchSettings:
-    """Compare time and memory with a Transformer on this machine."""
+class CostSettings:
+    """Encoders with random weights, whose time and memory are measured."""
 
-    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
-    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
-    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-    tokens: Measurement[Count | None] = None
-    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
     intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
@@ -348,6 +343,22 @@ class BenchSettings:
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            expected = f"a divisor of hidden_size {self.hidden_size}"
+            raise InputError(f"num_attention_heads: expected {expected}, got {self.num_attention_heads}")
+
+
+@settings
+class BenchSettings(CostSettings):
+    """Compare time and memory with a Transformer on this machine."""
+
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
+    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+    tokens: Measurement[Count | None] = None
+    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
 
 
 @settings

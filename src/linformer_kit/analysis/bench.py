@@ -62,9 +62,6 @@ def main(settings: BenchSettings) -> None:
 
 def _check(settings: BenchSettings) -> torch.device:
     """Check the settings before any work, and return the device."""
-    if settings.hidden_size % settings.num_attention_heads:
-        expected = f"a divisor of hidden_size {settings.hidden_size}"
-        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")
     if min(settings.lengths) <= min(settings.projected_dims):
         expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
         raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
