@@ -30,7 +30,6 @@ from linformer_cli.parser import parse_settings
 from linformer_cli.settings import CostSettings as EncoderCostSettings
 from linformer_cli.settings import without_local_paths
 from linformer_cli.settings.declare import Count, Folder, Measurement, Output, settings
-from linformer_kit.analysis.measure import Encoder, Kind
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import check_writable, open_output_dir
 from linformer_kit.files.writing import write_whole
@@ -57,11 +56,6 @@ class CostSettings(ScriptSettings, EncoderCostSettings):
 
     # Number of timed runs of each encoder at each length; the encoders alternate.
     repetitions: Measurement[Count] = 5
-
-    def encoder(self, kind: Kind, seq_len: int, projected_dim: int | None, **fields: Any) -> Encoder:
-        """An encoder of these widths."""
-        widths = {name: getattr(self, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-        return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)
 
 
 class Results:

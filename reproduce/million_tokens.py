@@ -24,6 +24,7 @@ from linformer_kit.analysis.measure import (
     build,
     device_of,
     dtype_of,
+    encoder_of,
     in_fresh_process,
     interleaved,
     peak_bytes,
@@ -64,7 +65,7 @@ def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[d
     """Time the short sequence, then time one pass over the long one with its peak memory; in a fresh process."""
     depth = {"num_hidden_layers": settings.layers, "vocab_size": settings.vocab_size}
     lengths = (settings.reference_length, settings.n)
-    short, long = (settings.encoder("linformer", n, settings.projected_dim, **depth) for n in lengths)
+    short, long = (encoder_of(settings, "linformer", n, settings.projected_dim, **depth) for n in lengths)
     ids = random_ids(short, 1, device)
     run_short = runner(build(short, device, getattr(torch, dtype)), ids, "forward")
     runs = interleaved({"": run_short}, device=device, repetitions=settings.repetitions, seconds=SECONDS)[""]

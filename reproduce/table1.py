@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, Counts, Measurement, settings
-from linformer_kit.analysis.measure import device_of, dtype_of, interleaved, summary
+from linformer_kit.analysis.measure import device_of, dtype_of, encoder_of, interleaved, summary
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 
@@ -114,7 +114,7 @@ def check_possible(key: Key, n: int, results: Results) -> None:
 
 def ready(settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
     """The function that runs a layer, after a first run, which includes compilation and is checked."""
-    sizes = settings.encoder("linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
+    sizes = encoder_of(settings, "linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
     torch.manual_seed(0)
     layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype).eval()
     one_run: Callable[[], Tensor] = torch.inference_mode()(lambda: layer(hidden))

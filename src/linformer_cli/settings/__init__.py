@@ -17,7 +17,6 @@ from linformer_cli.settings.commands import (
     ExportSettings,
     FillMaskSettings,
     FinetuneSettings,
-    InspectSettings,
     LabelledSettings,
     PredictSettings,
     PretrainSettings,

@@ -362,18 +362,6 @@ class BenchSettings(CostSettings):
 
 
 @settings
-class InspectSettings:
-    """Plot which slots a model's heads attend to on a text."""
-
-    model: Argument[ModelName]  # Folder or hub id of a Linformer.
-    output_dir: Argument[Folder]  # New folder for figures and numbers.
-    # Text to run the model on, truncated to the model's maximum; default: the source of Python's argparse.
-    text: Texts[str | None] = None
-    layers: Measurement[list[int] | None] = None  # Layers to plot, counted from 0; default: up to four, evenly spaced.
-    heads: Measurement[list[int] | None] = None  # Heads to plot, counted from 0; default: up to four, evenly spaced.
-
-
-@settings
 class SpectrumSettings:
     """Measure the singular values of attention (Fig 1); choose k."""
 

@@ -11,20 +11,22 @@ from tqdm import tqdm
 from linformer_cli.errors import InputError
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
-    Encoder,
+    MODES,
     Mode,
+    batch_of,
     can_measure_memory,
     device_of,
     dtype_of,
+    encoder_of,
+    interleaved,
     memory_of,
-    time_encoders,
+    prepared,
+    summary,
 )
 from linformer_kit.environment import environment
 from linformer_kit.files.folders import check_new_folder, check_writable, open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
-
-MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
 REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed 10 seconds
 
@@ -75,20 +77,13 @@ def _check(settings: BenchSettings) -> torch.device:
 def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[Record]:
     """Measure all encoders of one length; a record for each, the Transformer first."""
     dtype = getattr(torch, dtype_of(settings.dtype, device))
-    batch = max(1, (settings.tokens or (4096 if device.type == "cpu" else 65536)) // seq_len)
+    batch, layers = batch_of(settings.tokens, seq_len, device), settings.num_hidden_layers
     encoders = [
-        Encoder(
-            kind="roberta" if k is None else "linformer",
-            seq_len=seq_len,
-            projected_dim=k,
-            num_hidden_layers=settings.num_hidden_layers,
-            hidden_size=settings.hidden_size,
-            num_attention_heads=settings.num_attention_heads,
-            intermediate_size=settings.intermediate_size,
-        )
+        encoder_of(settings, "roberta" if k is None else "linformer", seq_len, k, num_hidden_layers=layers)
         for k in (None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len))
     ]
-    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=REPETITIONS)
+    runs = {encoder: prepared(encoder, batch, mode, device, dtype) for encoder in encoders}
+    times = interleaved(runs, device=device, repetitions=REPETITIONS)
     memory = can_measure_memory(device)
     return [
         {
@@ -96,7 +91,7 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
             "seq_len": seq_len,
             "projected_dim": encoder.projected_dim,
             "batch": batch,
-            **times[encoder],
+            **summary(times[encoder]),
             "peak_bytes": memory_of(encoder, batch, mode, device, dtype) if memory else None,
         }
         for encoder in encoders
