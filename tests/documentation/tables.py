@@ -67,7 +67,7 @@ OPTIONS = {
     ),
     "linformer spectrum": "--samples 2",
     "linformer bench": (
-        "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --repetitions 1 --lengths 32 --projected_dims 8 "
+        "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --lengths 32 --projected_dims 8 "
         "--tokens 64 --num_hidden_layers 1"
     ),
 }
