@@ -170,7 +170,7 @@ class SequenceProjection(nn.Module):
 
         Not in an exported program, which runs with all lengths.
         """
-        return seq_len <= 0 and not is_exporting()
+        return not is_exporting() and seq_len <= 0  # a comparison would limit the lengths of a program
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
