@@ -314,7 +314,7 @@ class LearnedProjection(SequenceProjection):
     @torch.no_grad()
     def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:
         for name, old in list(self.named_parameters()):
-            setattr(self, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
+            setattr(self, name, nn.Parameter(change(old).contiguous(), requires_grad=old.requires_grad))
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}
