@@ -136,3 +136,16 @@ def test_question_answering_loss_is_that_of_transformers(config):
 def test_calls_rejected(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(**{"input_ids": IDS, **arguments})
+
+
+@pytest.mark.unchecked
+def test_rejected_labels_leave_the_model_as_it_was(config):
+    """Which problem it solves is inferred from labels that fit."""
+    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
+    with pytest.raises(InputError, match=re.escape("labels: expected [2, 3], got [2]")):
+        model(IDS, labels=torch.zeros(2))
+    with pytest.raises(IndexError):
+        model(IDS, labels=IDS[:, 0])
+    assert model.config.problem_type is None
+    model(IDS, labels=torch.zeros(2, 3))
+    assert model.config.problem_type == "multi_label_classification"
