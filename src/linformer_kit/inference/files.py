@@ -115,6 +115,9 @@ class TextsAndOutput:
             return 0, 0
         before = read_json(record)
         check_made_from(record, before, identity)
+        for name in ("texts", "bytes"):
+            if not isinstance(before.get(name), int) or before[name] < 0:
+                raise InputError(f"resume: expected a number of {name} in {record}, got {before.get(name)!r}")
         done, size = before["texts"], before["bytes"]
         written = part if part.exists() else output  # the run may be complete
         if size and (not written.exists() or written.stat().st_size < size):
