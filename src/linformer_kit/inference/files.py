@@ -46,11 +46,11 @@ class TextsAndOutput:
         if settings.output is None:
             return
         self._output = Path(settings.output)
+        if self._output.is_dir():
+            raise InputError(f"output: expected a file, got the folder {self._output}")
         self._part, self._record = (
             self._output.with_name(f"{self._output.name}.{end}") for end in ("part", "run.json")
         )
-        if self._output.is_dir():
-            raise InputError(f"output: expected a file, got the folder {self._output}")
         for written in filter(Path.exists, (self._output, self._part, self._record, *extra_files)):
             if any(map(written.samefile, self.paths)):
                 raise InputError(f"output: expected another file than that of the texts, got {written}")
