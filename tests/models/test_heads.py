@@ -142,8 +142,9 @@ def test_calls_rejected(config, model_class, arguments, message):
 def test_rejected_labels_leave_the_model_as_it_was(config):
     """Which problem it solves is inferred from labels that fit."""
     model = LinformerForSequenceClassification(config(num_labels=3)).eval()
-    with pytest.raises(InputError, match=re.escape("labels: expected [2, 3], got [2]")):
-        model(IDS, labels=torch.zeros(2))
+    for shape in ([2], [3, 2]):
+        with pytest.raises(InputError, match=re.escape(f"labels: expected [2, 3], got {shape}")):
+            model(IDS, labels=torch.zeros(shape))
     with pytest.raises(IndexError):
         model(IDS, labels=IDS[:, 0])
     assert model.config.problem_type is None

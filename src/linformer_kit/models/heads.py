@@ -168,12 +168,13 @@ class LinformerForSequenceClassification(LinformerWithHead):
             mean = super()._loss(logits, labels, num_items_in_batch)
         else:
             logits = logits.float()
-            if labels.numel() != logits.numel():
+            if labels.shape not in (logits.shape, logits.squeeze(-1).shape):
                 raise InputError(f"labels: expected {list(logits.shape)}, got {list(labels.shape)}")
             loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
             losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
             mean = _mean(losses, losses.numel(), num_items_in_batch)
-        self.config.problem_type = problem  # labels that raise an error say nothing of it
+        if self.config.problem_type is None:  # labels that raise an error say nothing of it
+            self.config.problem_type = problem
         return mean
 
 
