@@ -10,10 +10,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import (
     AutoModel,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from linformer_cli.cli import main
@@ -172,6 +175,19 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     assert ("a plain encoder" in caplog.text) != embeds
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     assert loaded.max_seq_length == limit
+
+
+def test_a_model_of_images_in_place(tmp_path, capsys):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
+    out = capsys.readouterr().out
+    assert "LinearViTForImageClassification" in out and "tokenizer" not in out.lower()
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
+    assert (tmp_path / "ours" / "preprocessor_config.json").exists()
 
 
 def test_rejected_in_place(tmp_path, capsys):

@@ -126,6 +126,8 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "output: expected another file than that of the texts",
         ),
         (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
+        (["/no-model", "{texts}", "--output", "."], "output: expected a file, got the folder ."),
+        (["/no-model", "{texts}", "--output", ""], "output: expected a file, got the folder ."),
         (["{model}", "{header}"], "file: expected texts, got none in header.csv"),
     ],
 )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from linformer_kit import InputError
+from linformer_kit import InputError, linearize
 from tests.conftest import as_in_the_paper, values_of
 from tests.families import FAMILIES, build, example
 
@@ -88,6 +88,22 @@ def test_compiled_once_for_every_length():
     for length in (31, 17):
         inputs = example(model, length, padded=True)
         torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.e2e
+@pytest.mark.unchecked
+@torch.no_grad()
+def test_one_program_for_every_length():
+    """Also with fewer tokens than slots; one after the global token is too few for torch."""
+    model = linearize(BertModel(BertConfig(**SIZES | {"num_hidden_layers": 1})).eval(), 7)
+    length = torch.export.Dim("length", min=3, max=LENGTH)
+    inputs = example(model, 31, padded=True)
+    sizes = {name: {1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    for tokens in (5, LENGTH):
+        inputs = example(model, tokens, padded=True)
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(program(**inputs)[0][real], model(**inputs)[0][real], rtol=1e-4, atol=1e-4)
 
 
 def test_activation_checkpointing_repeats_what_was_asked_for(model):

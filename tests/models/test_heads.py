@@ -136,3 +136,17 @@ def test_question_answering_loss_is_that_of_transformers(config):
 def test_calls_rejected(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(**{"input_ids": IDS, **arguments})
+
+
+@pytest.mark.unchecked
+def test_rejected_labels_leave_the_model_as_it_was(config):
+    """Which problem it solves is inferred from labels that fit."""
+    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
+    for shape in ([2], [3, 2]):
+        with pytest.raises(InputError, match=re.escape(f"labels: expected [2, 3], got {shape}")):
+            model(IDS, labels=torch.zeros(shape))
+    with pytest.raises(IndexError):
+        model(IDS, labels=IDS[:, 0])
+    assert model.config.problem_type is None
+    model(IDS, labels=torch.zeros(2, 3))
+    assert model.config.problem_type == "multi_label_classification"

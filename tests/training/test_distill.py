@@ -138,6 +138,14 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     assert settings == {"max_seq_length": LENGTH, "do_lower_case": False}
 
 
+def test_a_module_without_its_folder_is_found_before_training(texts, tmp_path, capsys):
+    """sentence-transformers could not load the student."""
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    (teacher / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
+    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
+    assert error.endswith("each with its folder: got no 1_Pooling") and not (tmp_path / "student").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

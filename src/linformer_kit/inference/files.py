@@ -46,11 +46,11 @@ class TextsAndOutput:
         if settings.output is None:
             return
         self._output = Path(settings.output)
+        if self._output.is_dir():
+            raise InputError(f"output: expected a file, got the folder {self._output}")
         self._part, self._record = (
             self._output.with_name(f"{self._output.name}.{end}") for end in ("part", "run.json")
         )
-        if self._output.is_dir():
-            raise InputError(f"output: expected a file, got the folder {self._output}")
         for written in filter(Path.exists, (self._output, self._part, self._record, *extra_files)):
             if any(map(written.samefile, self.paths)):
                 raise InputError(f"output: expected another file than that of the texts, got {written}")
@@ -115,6 +115,9 @@ class TextsAndOutput:
             return 0, 0
         before = read_json(record)
         check_made_from(record, before, identity)
+        for name in ("texts", "bytes"):
+            if not isinstance(before.get(name), int) or before[name] < 0:
+                raise InputError(f"resume: expected a number of {name} in {record}, got {before.get(name)!r}")
         done, size = before["texts"], before["bytes"]
         written = part if part.exists() else output  # the run may be complete
         if size and (not written.exists() or written.stat().st_size < size):

@@ -161,15 +161,21 @@ class LinformerForSequenceClassification(LinformerWithHead):
         return self.classifier(take_positions(hidden, first[:, None]))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        if self.config.problem_type is None:
-            of_classes = "single" if labels.dtype in (torch.long, torch.int) else "multi"
-            self.config.problem_type = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
-        if self.config.problem_type == "single_label_classification":
-            return super()._loss(logits, labels, num_items_in_batch)
-        loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        logits = logits.float()
-        losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
-        return _mean(losses, losses.numel(), num_items_in_batch)
+        of_classes = "single" if labels.dtype in (torch.long, torch.int) else "multi"
+        inferred = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
+        problem = self.config.problem_type or inferred
+        if problem == "single_label_classification":
+            mean = super()._loss(logits, labels, num_items_in_batch)
+        else:
+            logits = logits.float()
+            if labels.shape not in (logits.shape, logits.squeeze(-1).shape):
+                raise InputError(f"labels: expected {list(logits.shape)}, got {list(labels.shape)}")
+            loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+            losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
+            mean = _mean(losses, losses.numel(), num_items_in_batch)
+        if self.config.problem_type is None:  # labels that raise an error say nothing of it
+            self.config.problem_type = problem
+        return mean
 
 
 class LinformerForTokenClassification(LinformerWithHead):

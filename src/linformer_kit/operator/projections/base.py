@@ -165,7 +165,7 @@ class SequenceProjection(nn.Module):
 
         Not in an exported program, which runs with all lengths.
         """
-        return seq_len <= 0 and not is_exporting()
+        return not is_exporting() and seq_len <= 0  # a comparison would limit the lengths of a program
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
@@ -303,7 +303,7 @@ class LearnedProjection(SequenceProjection):
     @torch.no_grad()
     def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:
         for name, old in list(self.named_parameters()):
-            setattr(self, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
+            setattr(self, name, nn.Parameter(change(old).contiguous(), requires_grad=old.requires_grad))
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}

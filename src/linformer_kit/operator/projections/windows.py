@@ -97,12 +97,11 @@ class WindowProjection(SequenceProjection):
         longest: int = self.seq_len
         tiled: int | Tensor = longest
         number: int | Tensor = slots
-        fillable = -(-seq_len * slots // longest)
+        count = slots if is_exporting() else -(-seq_len * slots // longest)  # an exported program has all lengths
         if self.shorter_input == "stretch":
             tiled, number = real[:, None], real.clamp(min=1, max=slots)[:, None]
-            fillable = min(slots, seq_len)
-            longest = longest if is_exporting() else max(1, seq_len)
-        count = slots if is_exporting() else fillable  # an exported program must not depend on the length
+            if not is_exporting():
+                count, longest = min(slots, seq_len), max(1, seq_len)
         edges = torch.arange(count + 1, device=real.device) * tiled // number
         edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
         positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
@@ -144,8 +143,7 @@ class MeanPoolProjection(WindowProjection):
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        fits = seq_len <= (slots if self.shorter_input == "stretch" else 0)
-        return fits and not is_exporting()
+        return not is_exporting() and seq_len <= (slots if self.shorter_input == "stretch" else 0)
 
 
 class MaxPoolProjection(WindowProjection):
