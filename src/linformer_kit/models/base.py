@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,11 +15,15 @@ from transformers import initialization as init
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_cli.settings.declare import LONGEST
+from linformer_kit.operator.conditions import require
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.projections.resampling import resize_positions
 from linformer_kit.operator.projections.sizes import check_resize, each_dim
 from linformer_kit.operator.projections.windows import more_windows
 from linformer_kit.report.card import write_card
+
+_BASE_MODEL = "base_model"  # folder of a model's own weights, beside its adapters
+_WRAPPED = re.compile(r"\.(base_layer|original_module)(?=\.)")  # PEFT's, in the names of weights
 
 
 class LinearModel(PreTrainedModel):
@@ -46,15 +51,40 @@ class LinearModel(PreTrainedModel):
     ) -> None:
         """As in transformers, with a README.md if the folder has none.
 
+        A model with adapters saves these alone, as in transformers; if it was in no folder before, so that they would
+        have no model to be loaded with, its own weights are saved too, in the folder `base_model`.
+
         Raises:
-            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
+            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model; and for
+                one whose layers were cut or multiplied, which could not be loaded as it is.
         """
+        layers, expected = self._layer_counts()
+        if layers != expected:
+            raise InputError(f"model: expected {expected} attention layers, as its configuration says, got {layers}")
         if state_dict is None and any(projection.piece is not None for projection in self.projections()):
             expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
             raise InputError(f"state_dict: expected {expected}, got None")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
+        alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
+        base = Path(save_directory).resolve() / _BASE_MODEL
+        for adapter in alone:
+            adapter.base_model_name_or_path = str(base)
+        try:
+            super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        finally:
+            for adapter in alone:
+                adapter.base_model_name_or_path = None
+        if alone and is_main_process:
+            self._save_without_adapters(state_dict or self.state_dict(), base)
+
+    def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: Path) -> None:
+        """Save the weights that adapters change, under the names that they have without adapters."""
+        with torch.device("meta"):
+            model: Any = type(self)(self.config)
+        weights = {_WRAPPED.sub("", name): tensor for name, tensor in state_dict.items()}
+        model.to(self.dtype).save_pretrained(folder, state_dict={name: weights[name] for name in model.state_dict()})
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""
@@ -101,7 +131,12 @@ class LinearModel(PreTrainedModel):
         for projection in projections:
             projection.resize(seq_len, of_projections)
         set_positions(self, seq_len, mode)
+        self.name_or_path = ""  # adapters would name the model as it was
         self._record_size(seq_len, dims)
+
+    def _layer_counts(self) -> tuple[int, int]:
+        """The number of attention layers of the model, and that of its configuration."""
+        raise NotImplementedError
 
     def _slots(self) -> Any:
         """k in the configuration."""
@@ -110,6 +145,18 @@ class LinearModel(PreTrainedModel):
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         """Record a new n and k in the configuration."""
         self.config.max_position_embeddings, self.config.projected_dim = seq_len, projected_dim
+
+
+def reject_packed(position_ids: Any, attention_mask: Any) -> None:
+    """Reject rows of several texts, whose positions start again from 0: slots would mix them."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+        return
+    starts = (position_ids[:, 1:] == 0) & (position_ids[:, :-1] > 0)
+    if isinstance(attention_mask, Tensor) and attention_mask.shape[1:] == position_ids.shape[1:]:
+        real = attention_mask != 0
+        starts = starts & real[:, 1:] & real[:, :-1]
+    expected = "position_ids: expected those of one text in each row, because slots mix all of its tokens"
+    require(~starts.any(), f"{expected}, got several, each from 0")
 
 
 class Table(NamedTuple):
