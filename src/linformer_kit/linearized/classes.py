@@ -197,7 +197,9 @@ def linear_model_class(base: Any, config_class: Any) -> Any:
 
 def _refused(name: str) -> Callable[..., Any]:
     def method(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
-        raise InputError(f"{name}: expected a model with full attention, whose weights are of pairs of tokens, got slots")
+        raise InputError(
+            f"{name}: expected a model with full attention, whose weights are of pairs of tokens, got slots"
+        )
 
     return method
 

@@ -58,9 +58,9 @@ class LinearModel(PreTrainedModel):
             InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model; and for
                 one whose layers were cut or multiplied, which could not be loaded as it is.
         """
-        layers, expected = self._layer_counts()
-        if layers != expected:
-            raise InputError(f"model: expected {expected} attention layers, as its configuration says, got {layers}")
+        layers, configured = self._layer_counts()
+        if layers != configured:
+            raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if state_dict is None and any(projection.piece is not None for projection in self.projections()):
             expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
             raise InputError(f"state_dict: expected {expected}, got None")
@@ -97,6 +97,15 @@ class LinearModel(PreTrainedModel):
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
         return sum(projection.matrix_count() for projection in self.projections())
+
+    def is_untrained(self) -> bool:
+        """Whether learned E and F are as new; those that start at random are not recognised."""
+        return any(
+            torch.equal(value.to(parameter), parameter)
+            for projection in self.projections()
+            for name, value in projection.initial_values().items()
+            if isinstance(parameter := getattr(projection, name), nn.Parameter)
+        )
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
@@ -148,15 +157,15 @@ class LinearModel(PreTrainedModel):
 
 
 def reject_packed(position_ids: Any, attention_mask: Any) -> None:
-    """Reject rows of several texts, whose positions start again from 0: slots would mix them."""
+    """Reject rows of several texts, whose positions start again: slots would mix them."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
         return
-    starts = (position_ids[:, 1:] == 0) & (position_ids[:, :-1] > 0)
+    starts = (position_ids[:, 1:] == position_ids[:, :1]) & (position_ids[:, 1:] < position_ids[:, :-1])
     if isinstance(attention_mask, Tensor) and attention_mask.shape[1:] == position_ids.shape[1:]:
         real = attention_mask != 0
         starts = starts & real[:, 1:] & real[:, :-1]
     expected = "position_ids: expected those of one text in each row, because slots mix all of its tokens"
-    require(~starts.any(), f"{expected}, got several, each from 0")
+    require(~starts.any(), f"{expected}, got positions that start again")
 
 
 class Table(NamedTuple):
