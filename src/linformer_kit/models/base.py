@@ -69,6 +69,8 @@ class LinearModel(PreTrainedModel):
         adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
         alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
         base = Path(save_directory).resolve() / _BASE_MODEL
+        if alone and is_main_process:
+            self._save_without_adapters(state_dict or self.state_dict(), base)
         for adapter in alone:
             adapter.base_model_name_or_path = str(base)
         try:
@@ -76,8 +78,6 @@ class LinearModel(PreTrainedModel):
         finally:
             for adapter in alone:
                 adapter.base_model_name_or_path = None
-        if alone and is_main_process:
-            self._save_without_adapters(state_dict or self.state_dict(), base)
 
     def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: Path) -> None:
         """Save the weights that adapters change, under the names that they have without adapters."""
