@@ -104,7 +104,8 @@ def test_part_of_a_composite_model(kind, model, tmp_path):
     """Composite models build the configurations of their parts from the fields alone."""
     images, ids = as_in_the_paper(build(FAMILIES["vit"]), 7), example(model, 31)
     if kind is VisionTextDualEncoderModel:
-        whole, inputs = kind(vision_model=images, text_model=model.bert), example(images, 0) | ids
+        texts = as_in_the_paper(build(FAMILIES["bert"]), 7)  # with a pooler
+        whole, inputs = kind(vision_model=images, text_model=texts), example(images, 0) | ids
         output = "logits_per_image"
     else:
         decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))

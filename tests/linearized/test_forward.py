@@ -155,7 +155,6 @@ def test_packed_texts_are_rejected(model, config, linear, first):
     each(packed["input_ids"], position_ids=torch.tensor([[3, 0, 1, 2, 4]]))
 
 
-@pytest.mark.unchecked
 @pytest.mark.parametrize("sliding_window", [0, 5])
 def test_keys_of_other_tokens_than_the_queries_are_rejected(sliding_window):
     """Those of prefix tuning would shift windows and neighbours, and be the global token."""

@@ -93,5 +93,5 @@ def test_of_peft(kind, name, config_class, options, folders):
             options["feedforward_modules"] = [FEEDFORWARD[kind]]
     options = upstream.set_init_weights_false(config_class, options)
     rejected = config_class.__name__ == PREFIX and name in RUN_THE_MODEL
-    with pytest.raises(InputError, match="^past_key_values: ") if rejected else contextlib.nullcontext():
+    with pytest.raises(InputError, match=r"^past_key_values: ") if rejected else contextlib.nullcontext():
         getattr(Tester(), f"_test_{name}")(str(folders[kind]), config_class, options)

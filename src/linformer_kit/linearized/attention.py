@@ -53,14 +53,14 @@ class SharedLayer(nn.Module):
 
 def linear_attention(
     module: nn.Module,
-    query: Float[Tensor, "batch heads seq_len head_dim"],
+    query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch key_heads seq_len head_dim"],
     value: Float[Tensor, "batch key_heads seq_len head_dim"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **arguments: Any,
-) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len slots"] | None]:
+) -> tuple[Float[Tensor, "batch query_len heads head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
     """softmax(Q·(E·K)ᵀ·scaling)·(F·V), with E and F of the module (equation 7).
 
     Args:
