@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import subprocess
@@ -18,7 +19,13 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    BertLMHeadModel,
     BertModel,
+    EncoderDecoderModel,
+    EsmConfig,
+    EsmForMaskedLM,
+    VisionEncoderDecoderModel,
+    VisionTextDualEncoderModel,
     modeling_utils,
 )
 from transformers.utils import output_capturing
@@ -88,6 +95,46 @@ def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [EncoderDecoderModel, VisionEncoderDecoderModel, VisionTextDualEncoderModel])
+@pytest.mark.e2e
+def test_part_of_a_composite_model(kind, model, tmp_path):
+    """Composite models build the configurations of their parts from the fields alone."""
+    images, ids = as_in_the_paper(build(FAMILIES["vit"]), 7), example(model, 31)
+    if kind is VisionTextDualEncoderModel:
+        texts = as_in_the_paper(build(FAMILIES["bert"]), 7)  # with a pooler
+        whole, inputs = kind(vision_model=images, text_model=texts), example(images, 0) | ids
+        output = "logits_per_image"
+    else:
+        decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+        encoder = images if kind is VisionEncoderDecoderModel else model.bert
+        whole = kind(encoder=encoder, decoder=decoder)
+        inputs, output = example(encoder, 31) | {"decoder_input_ids": torch.full((2, 3), 5)}, "logits"
+    whole.eval().save_pretrained(tmp_path)
+    again = kind.from_pretrained(tmp_path).eval()
+    part = again.vision_model if kind is VisionTextDualEncoderModel else again.encoder
+    assert type(part).__name__.startswith("Linear")
+    assert torch.equal(again(**inputs)[output], whole(**inputs)[output])
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 1, 2, 2]])
+def test_a_model_whose_layers_were_cut_or_multiplied_is_not_saved(layers, model, tmp_path):
+    kept = [copy.deepcopy(model.bert.encoder.layer[layer]) for layer in layers]
+    model.bert.encoder.layer = torch.nn.ModuleList(kept)
+    with pytest.raises(InputError, match=rf"^model: expected 3 attention layers, as .*, got {len(layers)}$"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_contacts_of_tokens_are_not_made_of_slots():
+    config = EsmConfig(**SIZES | {"pad_token_id": 1}, position_embedding_type="rotary")
+    model, ids = as_in_the_paper(EsmForMaskedLM(config).eval(), 7), torch.full((1, 5), 3)
+    for each in (model, model.esm):
+        with pytest.raises(InputError, match=r"^predict_contacts: expected a model with full attention"):
+            each.predict_contacts(ids, torch.ones_like(ids))
+    assert not hasattr(as_in_the_paper(build(FAMILIES["bert"]), 7), "predict_contacts")
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])

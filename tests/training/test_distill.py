@@ -123,7 +123,8 @@ def test_longer_than_its_teacher(teacher, texts, tmp_path):
     assert (found["longest"], found["piece_length"]) == (4 * LENGTH, LENGTH - 7)
 
 
-def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
+def test_what_sentence_transformers_needs_goes_along(texts, tmp_path, caplog):
+    """SetFit's head does not, and is named."""
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
     paths = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "sentence_transformers.models.Normalize"}
     modules = [{"path": path, "type": kind} for path, kind in paths.items()]  # 2_Normalize is empty, so not there
@@ -131,7 +132,9 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     (teacher / "1_Pooling").mkdir()
     (teacher / "1_Pooling" / "config.json").write_text("{}")
     (teacher / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
+    (teacher / "model_head.pkl").write_bytes(b"")
     distill(teacher, tmp_path / "student", train_file=texts, max_steps=2)
+    assert f"{teacher}: not in the result: model_head.pkl" in caplog.text
     assert json.loads((tmp_path / "student" / "modules.json").read_text()) == modules
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())

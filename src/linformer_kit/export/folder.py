@@ -15,6 +15,7 @@ from linformer_kit.export.exportable import load
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.checkpoints.sentences import warn_of_left_out
 from linformer_kit.report.base import write_json
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -54,6 +55,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
 
     out = check_new_folder("out", settings.out)
     source = load(settings.model)
+    warn_of_left_out(settings.model, {})
     with whole_folder(out) as folder:
         results = {
             "command": "export",

@@ -17,7 +17,7 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.interop.checkpoints.pretrained import optional_file, read_config
-from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
+from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
 from linformer_kit.interop.loading import (
     auto_class_of,
     has_tokenizer,
@@ -27,6 +27,7 @@ from linformer_kit.interop.loading import (
     resize,
     tokenizer_for,
 )
+from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -44,11 +45,14 @@ def main(settings: ConvertSettings) -> None:
             Nothing is written then.
     """
     out = check_new_folder("out", settings.out)
-    model, learned = _load(settings)
+    model, learned, adapters = _load(settings)
     longer = longest_input(model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
     embeds = settings.in_place or learned or settings.attention == "full"
-    extra_files = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
+    extra_files: Files = {}
+    if not _is_fairseq(settings.source):
+        extra_files = sentence_files(settings.source, longer=longer) if embeds else {}
+        warn_of_left_out(settings.source, extra_files)
     tokenizer = _tokenizer(settings, model)
     with whole_folder(out) as folder:
         model.save_pretrained(folder)
@@ -58,13 +62,13 @@ def main(settings: ConvertSettings) -> None:
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
-    _describe(model, learned=learned, in_place=settings.in_place)
+    _describe(model, learned=learned, in_place=settings.in_place, adapters=adapters)
     if tokenizer is None and longest_input(model) is not None:
         print("No tokenizer: the source has none; give one with --tokenizer.")
     print(f"Saved in {settings.out}")
 
 
-def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
+def _describe(model: Any, *, learned: bool, in_place: bool, adapters: Sequence[str]) -> None:
     """Print the sizes, what is untrained, and which weights of the source were left out."""
     config = model.config.to_dict()
     slots = config.get("linformer", config)
@@ -84,6 +88,8 @@ def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
             in_place and model.main_input_name == "input_ids" and "QuestionAnswering" not in type(model).__name__
         )
         training = "run `linformer distill`" if distilled else "continue training"
+        if adapters:
+            training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
     if left_out := loaded(model).left_out:
@@ -91,8 +97,8 @@ def _describe(model: Any, *, learned: bool, in_place: bool) -> None:
         print(f"Weights of the source that are not in the result: {', '.join(names)}")
 
 
-def _load(settings: ConvertSettings) -> tuple[Any, bool]:
-    """The converted model, and whether its E and F, or slots, are trained."""
+def _load(settings: ConvertSettings) -> tuple[Any, bool, Sequence[str]]:
+    """The converted model, whether its E and F, or slots, are trained, and the names of adapters that ship for it."""
     if settings.in_place:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
@@ -100,34 +106,36 @@ def _load(settings: ConvertSettings) -> tuple[Any, bool]:
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         model = load_fairseq_checkpoint(settings.source)
         resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return model, True
+        return model, True, ()
     if settings.max_position_embeddings is not None and _is_linformer(settings.source):
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
         with renamed("model", "source"):
             model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         resize(model, settings.max_position_embeddings, settings.resize_mode)
-        return model, True
+        return model, True, ()
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
     fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
-    return load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields), False
+    return load_encoder_checkpoint(settings.source, resize_mode=settings.resize_mode, **fields), False, ()
 
 
-def _linearized(settings: ConvertSettings) -> tuple[Any, bool]:
-    """The source linearised in place."""
+def _linearized(settings: ConvertSettings) -> tuple[Any, bool, Sequence[str]]:
+    """The source linearised in place, as from `_load`."""
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
-        learned = isinstance(model, LinearizedModel)
+        learned, adapters = isinstance(model, LinearizedModel), list[str]()
         if learned and given.keys() == {"max_position_embeddings"}:
             resize(model, settings.max_position_embeddings, settings.resize_mode)
         else:
+            if settings.adapter is None:
+                adapters = adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
-        return model, learned or settings.adapter is not None
+        return model, learned or settings.adapter is not None, adapters
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import (
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", PreTrainedModel, "SentenceTransformer")
 
 DEFAULT_PROJECTED_DIM = 128
+
+logger = logging.getLogger(__name__)
 
 
 def linearize(
@@ -119,7 +125,10 @@ def linearize(
         resize_mode=resize_mode,
     )
     if not isinstance(model, nn.Sequential):
-        return linearize_encoder(model, given, adapter)
+        linear = linearize_encoder(model, given, adapter)
+        if linear.base_model is linear and linear.config.name_or_path:
+            _warn_of_bare_encoder(linear.config.name_or_path)
+        return linear
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
@@ -153,6 +162,8 @@ def linearize_encoder(
     model.config.linformer = dataclasses.asdict(fields)  # type: ignore[call-overload]
     model.__class__ = linear_model_class(kind, config_class)
     attach(model)
+    # It is in no folder yet: PEFT would name the original, with full attention, as the base of its adapters.
+    model.name_or_path = model.base_model.name_or_path = ""
     if changes is not None:
         changes.merge_into(model)
     return cast(LinearizedModel, model)
@@ -169,6 +180,18 @@ def text_encoder(model: Any) -> PreTrainedModel:
         first = type(model[0]).__name__
         raise InputError(f"model: expected a SentenceTransformer that starts with a Transformer of texts, got {first}")
     return model[0].model
+
+
+@functools.cache  # once for each model
+def _warn_of_bare_encoder(name: str) -> None:
+    """Warn of an encoder without a head that was loaded from an embedder of sentence-transformers."""
+    with contextlib.suppress(OSError):  # it has none, or its folder is gone
+        cached_file(name, "modules.json", local_files_only=True)
+        logger.warning(
+            "%s: pooling, normalisation, prompts and max_seq_length of sentence-transformers are left behind; "
+            "linearize(SentenceTransformer(%r)) keeps them",
+            *(name, name),
+        )
 
 
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:

@@ -34,6 +34,14 @@ class MatrixProjection(SequenceProjection):
         """E and F, `[*batch, *heads, slots, n]`; the same tensor object if E = F."""
         raise NotImplementedError
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        own = dict((*self.named_parameters(), *self.named_buffers()))
+        given = {name: state_dict[prefix + name].shape[-1:] for name in own if prefix + name in state_dict}
+        if self.bounded and any(size != own[name].shape[-1:] for name, size in given.items()):
+            hint = "build the model with theirs, load them, and change it by `projection.resize`"
+            arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
+
     def forward(
         self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
     ) -> Compressed:
