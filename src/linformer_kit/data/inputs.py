@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
 
-_BATCHES_TOGETHER = 50  # whose texts are sorted by length
+_BATCHES_TOGETHER = 50  # whose texts are sorted by length, at most
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ class LabelledItems(Dataset[Item]):
 def grouped_by_length(
     lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int, multiple: int = 1
 ) -> list[int | None]:
-    """Random order that groups texts of similar length: a pure function of seed and epoch.
+    """Random order of batches of texts of similar length: a pure function of seed and epoch.
 
-    The longest text comes first, so that out-of-memory errors occur at the start.
+    Texts are sorted in random pools of up to 50 batches or a quarter of all texts, as in transformers, and the batches
+    then shuffled. The longest text is in the first batch, so that out-of-memory errors occur at the start.
 
     Args:
         lengths: Lengths of the texts in tokens.
@@ -66,13 +67,16 @@ def grouped_by_length(
         seed, epoch, multiple: As for `shuffled_blocks`.
     """
     lengths = np.asarray(lengths)
-    order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
+    count, random = len(lengths), np.random.default_rng([seed, epoch])
+    order = random.permutation(count)
     longest = int(lengths[order].argmax())
     order[[0, longest]] = order[[longest, 0]]
-    pool = batch_size * _BATCHES_TOGETHER
-    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
-    pools = [texts[np.argsort(-lengths[texts], kind="stable")] for texts in pools]
-    return [*map(int, np.concatenate(pools)), *[FILLER] * (-len(lengths) % multiple)]
+    pool = batch_size * max(1, min(_BATCHES_TOGETHER, count // (4 * batch_size)))
+    order = order[np.lexsort((-lengths[order], np.arange(count) // pool))]
+    batches = [order[start : start + batch_size] for start in range(0, count, batch_size)]
+    places = np.arange(len(batches))
+    random.shuffle(places[1 : count // batch_size])  # an incomplete batch stays at the end
+    return [*map(int, np.concatenate([batches[place] for place in places])), *[FILLER] * (-count % multiple)]
 
 
 def labelled_inputs(
