@@ -152,7 +152,7 @@ def _value(given: Any, setting: Setting) -> Any:
         return given
     if given[0].startswith("[") and given[0].endswith("]"):
         with contextlib.suppress(yaml.YAMLError):
-            return yaml.safe_load(given[0])
+            return yaml.load(given[0], _Loader)
     return given if setting.kinds <= {list, NoneType} else given[0]
 
 
@@ -179,10 +179,16 @@ def _recipe_file(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects a name that stands twice, of which YAML's own takes the last, and aliases.
+    """A loader of words, lists and nulls, which the settings convert as those of the command line.
 
-    With aliases a few lines expand to billions of values.
+    YAML itself would read `yes` as a truth value, 010 as 8 and 1:30 as 90. A name that stands twice, of which it takes
+    the last, is rejected, and aliases, with which a few lines expand to billions of values.
     """
+
+    yaml_implicit_resolvers = {
+        start: [rule for rule in rules if rule[0] == "tag:yaml.org,2002:null"]
+        for start, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
