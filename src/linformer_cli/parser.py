@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     first = _Parser()
     _add_files(first, command)
     files, _ = first.parse_known_args(words)
-    layers = [_read_yaml(Path(path).expanduser()) for path in files.config]
+    layers = [_read_yaml(Path(os.path.expanduser(path))) for path in files.config]
     if command.recipe:
         layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
@@ -172,7 +173,7 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    path = RECIPES.get(name, Path(name).expanduser())
+    path = RECIPES.get(name, Path(os.path.expanduser(name)))
     if not path.is_file():
         raise InputError(f"recipe: expected one of {', '.join(RECIPES)} or a YAML file, got {name!r}")
     return path

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from linformer_cli.errors import InputError
 from linformer_cli.settings import names_only
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
+from linformer_kit.files.folders import check_writable
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.writing import whole_file
 
@@ -66,7 +67,7 @@ def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = S
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir() or (not path.exists() and any(character in pattern for character in "*?[")):
         names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
         texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
@@ -101,10 +102,15 @@ def content_hash(parts: Iterable[Any]) -> str:
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
-    if cache_dir:
-        return Path(cache_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
+    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder.
+
+    Raises:
+        InputError: without a home folder.
+    """
+    folder = os.path.expanduser(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/linformer_kit")
+    if folder.startswith("~"):
+        raise InputError(f"cache_dir: expected a folder, got {folder} without a home folder")
+    return Path(folder)
 
 
 def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]]) -> Dataset:
@@ -119,13 +125,15 @@ def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Ite
         The memory-mapped data set.
 
     Raises:
-        OSError: The file cannot be written; the error has the name of the file or its folder.
+        InputError: The file cannot be written, since its folder cannot be.
+        OSError: It cannot be written for another reason; the error has the name of the file.
     """
     if path.exists():
         try:
             return Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
             pass  # Damaged: write it again. Do not remove it: another process may just have replaced it.
+    check_writable(path.parent, "cache_dir")
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
         for batch in batches():
