@@ -24,6 +24,7 @@ def settings(command: str, **fields: object):
         ("pretrain", "learning_rate", float("nan"), "a finite number"),
         ("finetune", "seed", 2**32, "less than or equal to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),
+        ("finetune", "dataloader_num_workers", 1_000_000, "less than or equal to 256"),
         ("finetune", "learning_rate", True, "a number"),
         ("distill", "projected_dim", [[3, False]], "a number"),
         ("distill", "sharing", "all", "'none', 'headwise', 'key_value' or 'layerwise'"),

@@ -68,6 +68,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
 Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
+Workers = Annotated[int, Field(ge=0, le=256)]  # processes; many more stop a machine before they could start
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
 # YAML reads `true` as a truth value.
 Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
