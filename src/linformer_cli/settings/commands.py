@@ -260,7 +260,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+    # File, folder, glob or pipe with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[File]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
