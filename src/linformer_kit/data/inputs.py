@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int, Num
 from torch.utils.data import Dataset
 from tqdm import tqdm
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.labelled import Columns, Example, Labels
@@ -20,8 +22,6 @@ from linformer_kit.data.tokenizer import Encoder
 logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
-
-_BATCHES_TOGETHER = 50  # whose texts are sorted by length, at most
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,21 @@ def grouped_by_length(
 ) -> list[int | None]:
     """Random order of batches of texts of similar length: a pure function of seed and epoch.
 
-    Texts are sorted in random pools of up to 50 batches or a quarter of all texts, as in transformers, and the batches
-    then shuffled. The longest text is in the first batch, so that out-of-memory errors occur at the start.
+    The batches are those of transformers, which sorts random pools of texts, in random order. The first has the longest
+    text, so that out-of-memory errors occur at the start.
 
     Args:
         lengths: Lengths of the texts in tokens.
         batch_size: Texts per update.
         seed, epoch, multiple: As for `shuffled_blocks`.
     """
-    lengths = np.asarray(lengths)
-    count, random = len(lengths), np.random.default_rng([seed, epoch])
-    order = random.permutation(count)
-    longest = int(lengths[order].argmax())
-    order[[0, longest]] = order[[longest, 0]]
-    pool = batch_size * max(1, min(_BATCHES_TOGETHER, count // (4 * batch_size)))
-    order = order[np.lexsort((-lengths[order], np.arange(count) // pool))]
-    batches = [order[start : start + batch_size] for start in range(0, count, batch_size)]
+    random = np.random.default_rng([seed, epoch])
+    generator = torch.Generator().manual_seed(int(random.integers(2**63)))
+    order = get_length_grouped_indices(np.asarray(lengths).tolist(), batch_size, generator=generator)
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     places = np.arange(len(batches))
-    random.shuffle(places[1 : count // batch_size])  # an incomplete batch stays at the end
-    return [*map(int, np.concatenate([batches[place] for place in places])), *[FILLER] * (-count % multiple)]
+    random.shuffle(places[1 : len(order) // batch_size])  # an incomplete batch stays at the end
+    return [*(index for place in places for index in batches[place]), *[FILLER] * (-len(order) % multiple)]
 
 
 def labelled_inputs(
