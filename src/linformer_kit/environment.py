@@ -89,9 +89,7 @@ def _commit() -> str | None:
     """The git commit of the package, with `+` appended if files have changed; None outside its own git checkout."""
     root = Path(__file__).parents[2]
     project = root / "pyproject.toml"
-    if not (root / ".git").exists() or 'name = "linformer-kit"' not in (
-        project.read_text() if project.exists() else ""
-    ):
+    if not ((root / ".git").exists() and project.exists() and 'name = "linformer-kit"' in project.read_text()):
         return None  # installed, or copied into another project, whose commits say nothing of the package
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     of_here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # not of a git hook
