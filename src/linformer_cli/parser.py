@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def parse_settings(
     first = _Parser()
     _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
-    layers = [_read_yaml(Path(path).expanduser()) for path in files.config]
+    layers = [_read_yaml(Path(os.path.expanduser(path))) for path in files.config]
     if recipe:
         layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
     parser = _Parser(_usage(program, settings, has_recipe=bool(recipe)), description, epilog)
@@ -178,7 +179,7 @@ def _value(given: Any, setting: Setting) -> Any:
         return given
     if given[0].startswith("[") and given[0].endswith("]"):
         with contextlib.suppress(yaml.YAMLError):
-            return yaml.safe_load(given[0])
+            return yaml.load(given[0], _Loader)
     return given if setting.kinds <= {list, NoneType} else given[0]
 
 
@@ -198,17 +199,23 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    path = RECIPES.get(name, Path(name).expanduser())
+    path = RECIPES.get(name, Path(os.path.expanduser(name)))
     if not path.is_file():
         raise InputError(f"recipe: expected one of {', '.join(RECIPES)} or a YAML file, got {name!r}")
     return path
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects a name that stands twice, of which YAML's own takes the last, and aliases.
+    """A loader of words, lists and nulls, which the settings convert as those of the command line.
 
-    With aliases a few lines expand to billions of values.
+    YAML itself would read `yes` as a truth value, 010 as 8 and 1:30 as 90. A name that stands twice, of which it takes
+    the last, is rejected, and aliases, with which a few lines expand to billions of values.
     """
+
+    yaml_implicit_resolvers = {
+        start: [rule for rule in rules if rule[0] == "tag:yaml.org,2002:null"]
+        for start, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

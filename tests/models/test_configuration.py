@@ -33,7 +33,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
     [
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
-        ({"hidden_size": True}, "hidden_size: expected a valid integer, got True"),
+        ({"hidden_size": True}, "hidden_size: expected a number, got True"),
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
         ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),

@@ -35,6 +35,7 @@ from linformer_cli.settings.declare import (
     Texts,
     Timeout,
     Training,
+    Workers,
     settings,
 )
 from linformer_cli.settings.files import is_local_path
@@ -134,7 +135,7 @@ class TrainingSettings(ResumeSettings):
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
     use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
-    dataloader_num_workers: Machine[CountOrZero] = 0  # Number of worker processes that prepare batches.
+    dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
     ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
     # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
     report_to: Evaluation[str] = "tensorboard"
@@ -259,7 +260,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # File, folder or glob with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+    # File, folder, glob or pipe with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[File]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
