@@ -1,15 +1,14 @@
 """What the scripts share: the command line, results that resume, tables and figures made from them.
 
-A script has `Settings`, a dataclass; `measure`, which adds records to `Results`; `table`, which makes Markdown from the
-results; `draw`, which makes a figure; and ends with `run(Settings, measure, table, draw)`. Records hold measurements
-only: derived columns are computed by `table`.
+A script has `Settings`, declared as those of the commands; `measure`, which adds records to `Results`; `table`, which
+makes Markdown from the results; `draw`, which makes a figure; and ends with `run(Settings, measure, table, draw)`.
+Records hold measurements only: derived columns are computed by `table`.
 
     python -m reproduce.common FOLDER...    make table and figure of finished results again
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import math
@@ -18,18 +17,20 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pandas
 import torch
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from linformer_cli.cli import errors_reported, set_up_logging
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.outputs import check_writable
+from linformer_cli.parser import parse_settings
+from linformer_cli.settings import CostSettings as EncoderCostSettings
 from linformer_cli.settings import without_local_paths
-from linformer_kit.analysis.measure import Encoder, Kind
+from linformer_cli.settings.declare import Count, Folder, Measurement, Output, settings
 from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
@@ -42,50 +43,20 @@ Table = Callable[[Record], str]  # Markdown from the content of the JSON file
 Draw = Callable[[Record], Figure | None]
 
 
-@dataclasses.dataclass(kw_only=True)
-class CostSettings:
-    """Settings of the scripts that measure time and memory of encoders with random weights.
+@settings
+class ScriptSettings:
+    """Settings of all scripts."""
 
-    Attributes:
-        hidden_size: Width of the model.
-        num_attention_heads: Heads; must divide hidden_size.
-        intermediate_size: Width of the feed-forward part.
-        repetitions: Number of timed runs of each encoder at each length; the encoders alternate.
-        device: cpu or cuda.
-        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
-        output_dir: Folder of the results; default: a new folder below runs/.
-    """
-
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    repetitions: int = 5
-    device: str = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    output_dir: str | None = None
-
-    def encoder(self, kind: Kind, seq_len: int, projected_dim: int | None, **fields: Any) -> Encoder:
-        """An encoder of these widths."""
-        widths = {name: getattr(self, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-        return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)
+    # Folder of the results, continued if it has some; default: a new folder below runs/.
+    output_dir: Output[Folder | None] = None
 
 
-def check_numbers(settings: CostSettings) -> None:
-    """Check that all numbers of the settings are positive, lists are not empty, and heads divide the width.
+@settings
+class CostSettings(ScriptSettings, EncoderCostSettings):
+    """Settings of the scripts that measure time and memory of encoders with random weights."""
 
-    Raises:
-        InputError: for the first that is not so.
-    """
-    for name, value in dataclasses.asdict(settings).items():
-        numbers = value if isinstance(value, list) else [value]
-        if not numbers:
-            raise InputError(f"{name}: expected at least one, got none")
-        for number in numbers:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and number <= 0:
-                raise InputError(f"{name}: expected a positive number, got {number}")
-    if settings.hidden_size % settings.num_attention_heads:
-        expected = f"a divisor of hidden_size {settings.hidden_size}"
-        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")
+    # Number of timed runs of each encoder at each length; the encoders alternate.
+    repetitions: Measurement[Count] = 5
 
 
 class Results:
@@ -164,8 +135,8 @@ def run(
 ) -> None:
     """Run a script: parse the command line, measure, write and print the table, draw the figure.
 
-    A wrong value is one line on stderr and exit status 2. What was measured before Ctrl-C is kept, and the same command
-    with the same `--output_dir` continues.
+    Errors are reported as by the commands. What was measured before Ctrl-C is kept, and the same command with the same
+    `--output_dir` continues.
 
     Args:
         settings_type: The settings of the script; the docstring of its module is the help text.
@@ -174,38 +145,30 @@ def run(
         draw: Draws the figure of the results; None, also as its result, for no figure.
         arguments: The command line, for tests; default: that of the process.
     """
-    name, settings = parse(sys.modules[measure.__module__], settings_type, arguments)
-    try:
-        results = Results(name, settings)
+    with errors_reported():
+        name, given = parse(sys.modules[measure.__module__], settings_type, arguments)
+        set_up_logging()
+        results = Results(name, given)
         try:
-            measure(settings, results)
+            measure(given, results)
         except KeyboardInterrupt:
             print(f"What was measured so far is in {results.folder}", file=sys.stderr)
-            raise SystemExit(130) from None
+            raise
         results.finish()
-    except InputError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print(show(results.content, results.folder, table, draw))
-    print(f"Saved in {results.folder}")
+        print(show(results.content, results.folder, table, draw))
+        print(f"Saved in {results.folder}")
 
 
 def parse(script: ModuleType, settings_type: type, arguments: list[str] | None = None) -> tuple[str, Any]:
     """The name of a script, and its settings from a command line.
 
     Raises:
-        SystemExit: after `--help`, and for wrong arguments.
+        InputError: for wrong arguments.
+        SystemExit: after `--help`.
     """
     name = Path(script.__file__ or "").stem
-    settings: Any = tyro.cli(
-        settings_type,
-        prog=f"python -m reproduce.{name}",
-        description=script.__doc__,
-        args=arguments,
-        use_underscores=True,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
-    return name, settings
+    words = sys.argv[1:] if arguments is None else arguments
+    return name, parse_settings(f"python -m reproduce.{name}", settings_type, words, description=str(script.__doc__))
 
 
 def show(content: Record, folder: Path, table: Table, draw: Draw | None) -> str:

@@ -39,6 +39,7 @@ from transformers import PreTrainedModel
 
 from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
@@ -48,7 +49,7 @@ from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from reproduce.common import Record, Results, by_name, new_panels, run
+from reproduce.common import Record, Results, ScriptSettings, by_name, new_panels, run
 from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
@@ -73,35 +74,26 @@ LINES = 6  # in a panel of the figure
 SECONDS = 60.0  # for all timed runs of one method at one length
 
 
-@dataclass(kw_only=True)
-class Settings:
-    """Settings of the script.
+@settings
+class Settings(ScriptSettings):
+    """Compare ways to embed long texts."""
 
-    Attributes:
-        teacher: Folder or hub id of a sentence embedder; its tokenizer measures lengths.
-        models: Folders or hub ids of long encoders to compare with it. Their last parts are their names.
-        text_file: Files, folders or globs of texts, for all tasks but passkey and cost.
-        tasks: What is measured.
-        lengths: Values of n in tokens, special ones included; passkeys also at half of the least.
-        articles: Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
-        queries: Number of texts of at least the largest n from which queries are drawn.
-        candidates: Number of documents with a passkey, at each n.
-        precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
-        batch_size: Texts or pieces in a forward pass.
-        output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
-    """
-
-    teacher: str
-    models: list[str] = field(default_factory=list)
-    text_file: list[str] | None = None
-    tasks: list[Task] = field(default_factory=lambda: list(TASKS))  # type: ignore[arg-type]
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    articles: int = 2000
-    queries: int = 200
-    candidates: int = 50
-    precision: Precision = "mixed"
-    batch_size: int = 8
-    output_dir: str | None = None
+    teacher: Measurement[ModelName]  # Folder or hub id of a sentence embedder; its tokenizer measures lengths.
+    # Folders or hub ids of long encoders to compare with it. Their last parts are their names.
+    models: Measurement[list[ModelName]] = field(default_factory=list)
+    # Files, folders or globs of texts, for all tasks but passkey and cost.
+    text_file: Measurement[list[File] | None] = None
+    # What is measured.
+    tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS))  # type: ignore[arg-type]
+    # Values of n in tokens, special ones included; passkeys also at half of the least.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    # Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
+    articles: Measurement[int] = 2000
+    queries: Measurement[int] = 200  # Number of texts of at least the largest n from which queries are drawn.
+    candidates: Measurement[int] = 50  # Number of documents with a passkey, at each n.
+    # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
+    precision: Measurement[Precision] = "mixed"
+    batch_size: Measurement[Count] = 8  # Texts or pieces in a forward pass.
 
 
 # The methods

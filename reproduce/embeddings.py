@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,10 +24,11 @@ import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError, renamed
+from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from reproduce.common import Record, Results, by_name, markdown, run
+from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 
 CHARACTERS = 6  # of a token, more than the mean of a text
 MOST_CHARACTERS = 100_000  # of a text; the rest is beyond every length
@@ -35,28 +36,19 @@ MOST_CHARACTERS = 100_000  # of a text; the rest is beyond every length
 Precision = Literal["float32", "mixed", "bfloat16"]
 
 
-@dataclass(kw_only=True)
-class Settings:
-    """Settings of the script.
+@settings
+class Settings(ScriptSettings):
+    """Compare the embeddings of encoders."""
 
-    Attributes:
-        models: Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their
-            names.
-        text_file: Files, folders or globs of long texts.
-        samples: Number of texts.
-        cosine_lengths: Lengths in tokens to which the texts are truncated.
-        precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
-        batch_size: Texts in a forward pass.
-        output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
-    """
-
-    models: list[str]
-    text_file: list[str]
-    samples: int = 200
-    cosine_lengths: list[int] = field(default_factory=lambda: [32, 128, 256, 512])
-    precision: Precision = "mixed"
-    batch_size: int = 16
-    output_dir: str | None = None
+    # Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their names.
+    models: Measurement[list[ModelName]]
+    text_file: Measurement[list[File]]  # Files, folders or globs of long texts.
+    samples: Measurement[int] = 200  # Number of texts.
+    # Lengths in tokens to which the texts are truncated.
+    cosine_lengths: Measurement[Counts] = field(default_factory=lambda: [32, 128, 256, 512])
+    # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
+    precision: Measurement[Precision] = "mixed"
+    batch_size: Measurement[Count] = 16  # Texts in a forward pass.
 
 
 # What is measured

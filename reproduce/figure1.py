@@ -13,7 +13,6 @@ Transformer of 4 layers without a convolution, n 128, on Python's standard libra
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import numpy as np
@@ -24,6 +23,7 @@ from transformers import AutoModel, set_seed
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import model_label
+from linformer_cli.settings.declare import Count, File, Measurement, ModelName, Seed, settings
 from linformer_kit.analysis.singular_values import Spectrum
 from linformer_kit.analysis.spectrum import (
     draw_curves,
@@ -37,30 +37,20 @@ from linformer_kit.data.files import text_files
 from linformer_kit.environment import best_device
 from linformer_kit.interop.loading import load_model
 from linformer_kit.report.figures import new_figure
-from reproduce.common import Record, Results, run
+from reproduce.common import Record, Results, ScriptSettings, run
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of the measurement.
+@settings
+class Settings(ScriptSettings):
+    """Measure the singular values of attention."""
 
-    Attributes:
-        models: Folders or hub ids of encoders.
-        text_file: Files of texts; default: the source of the Python standard library.
-        seq_len: n, tokens per sequence; default: 512, or the model's maximum.
-        samples: Number of sequences.
-        untrained: Measure each encoder with random weights too.
-        seed: Seed of the random weights.
-        output_dir: Folder of the results, continued if it has some; default: a new folder below runs/.
-    """
-
-    models: list[str]
-    text_file: list[str] | None = None
-    seq_len: int | None = None
-    samples: int = 1000
-    untrained: bool = True
-    seed: int = 0
-    output_dir: str | None = None
+    models: Measurement[list[ModelName]]  # Folders or hub ids of encoders.
+    # Files of texts; default: the source of the Python standard library.
+    text_file: Measurement[list[File] | None] = None
+    seq_len: Measurement[Count | None] = None  # n, tokens per sequence; default: 512, or the model's maximum.
+    samples: Measurement[Count] = 1000  # Number of sequences.
+    untrained: Measurement[bool] = True  # Measure each encoder with random weights too.
+    seed: Measurement[Seed] = 0  # Seed of the random weights.
 
 
 def measure(settings: Settings, results: Results) -> None:

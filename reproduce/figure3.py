@@ -26,11 +26,12 @@ import transformers
 from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import Count, CountOrZero, File, Folder, Positive, Seed, Training, settings
 from linformer_kit import load_encoder_checkpoint
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from reproduce.common import Record, Results, markdown, mean_and_deviation, new_panels, run
+from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, trained
 
 _START_LENGTH = 128
@@ -89,37 +90,25 @@ PANELS: dict[str, list[tuple[str, int]]] = {
 }
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of the trainings.
+@settings
+class Settings(ScriptSettings):
+    """Pretrain models by k, sharing and length."""
 
-    Attributes:
-        train_file: Files of text; default: the source of the Python standard library.
-        lines: Names of the models to train; default: all.
-        lengths: Values of n; a model is trained at those of its own.
-        seeds: Seeds at n 512 of models that have several, the first elsewhere.
-        max_steps: Updates of each training.
-        warmup_steps: Updates of linear warm-up.
-        start_steps: Updates of the Transformer of n 128 with which all begin.
-        learning_rate: Highest learning rate.
-        hidden_size: Width of the encoders.
-        vocab_size: Tokens in the vocabulary.
-        cache_dir: Folder of the cache of tokenised text; default: that of `linformer pretrain`.
-        output_dir: Folder of the results and trainings, continued if it has some; default: a new folder below runs/.
-    """
-
-    train_file: list[str] | None = None
-    lines: list[str] | None = None
-    lengths: list[int] = dataclasses.field(default_factory=lambda: [512, 1024, 2048, 4096])
-    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
-    max_steps: int = 6000
-    warmup_steps: int = 500
-    start_steps: int = 3000
-    learning_rate: float = 2e-3
-    hidden_size: int = 128
-    vocab_size: int = 8192
-    cache_dir: str | None = None
-    output_dir: str | None = None
+    # Files of text; default: the source of the Python standard library.
+    train_file: Training[list[File] | None] = None
+    lines: Training[list[str] | None] = None  # Names of the models to train; default: all.
+    # Values of n; a model is trained at those of its own.
+    lengths: Training[list[Count]] = dataclasses.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    # Seeds at n 512 of models that have several, the first elsewhere.
+    seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    max_steps: Training[Count] = 6000  # Updates of each training.
+    warmup_steps: Training[CountOrZero] = 500  # Updates of linear warm-up.
+    start_steps: Training[Count] = 3000  # Updates of the Transformer of n 128 with which all begin.
+    learning_rate: Training[Positive] = 2e-3  # Highest learning rate.
+    hidden_size: Training[Count] = 128  # Width of the encoders.
+    vocab_size: Training[Count] = 8192  # Tokens in the vocabulary.
+    # Folder of the cache of tokenised text; default: that of `linformer pretrain`.
+    cache_dir: Training[Folder | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -33,10 +33,11 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, Seed, Training, settings
 from linformer_kit.environment import device_of, use_bf16
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
-from reproduce.common import Record, Results, markdown, mean_and_deviation, new_panels, run
+from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter"]
@@ -45,35 +46,22 @@ POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
 
 
-@dataclass(kw_only=True)
-class Settings:
-    """Fine-tuning on long texts.
+@settings
+class Settings(ScriptSettings):
+    """Fine-tune on long texts, read in several ways."""
 
-    Attributes:
-        model: Folder or hub id of a sentence encoder.
-        data: Folders of labelled texts; their last parts are their names.
-        adapter: Adapter for linear attention, a name, folder or hub id; None: without this way.
-        ways: Ways of reading a long text.
-        n: Most tokens of a text.
-        rates: Learning rates to choose from.
-        seeds: Seeds of the classifier's weights and the order of texts.
-        epochs: Passes over the training texts.
-        batch_size: Texts in an update.
-        device: cpu or cuda.
-        output_dir: Folder of the results; default: a new folder below runs/.
-    """
-
-    model: str
-    data: list[str]
-    adapter: str | None = None
-    ways: list[Way] = field(default_factory=lambda: list(WAYS))
-    n: int = 4096
-    rates: list[float] = field(default_factory=lambda: [1e-4, 3e-4])
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    epochs: int = 4
-    batch_size: int = 16
-    device: str = "cpu"
-    output_dir: str | None = None
+    model: Training[ModelName]  # Folder or hub id of a sentence encoder.
+    data: Training[list[Folder]]  # Folders of labelled texts; their last parts are their names.
+    # Adapter for linear attention, a name, folder or hub id; default: without this way.
+    adapter: Training[Folder | None] = None
+    ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))  # Ways of reading a long text.
+    n: Training[Count] = 4096  # Most tokens of a text.
+    rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
+    # Seeds of the classifier's weights and the order of texts.
+    seeds: Training[list[Seed]] = field(default_factory=lambda: [0, 1, 2])
+    epochs: Training[Count] = 4  # Passes over the training texts.
+    batch_size: Training[Count] = 16  # Texts in an update.
+    device: Training[str] = "cpu"  # Device: `cpu` or `cuda`.
 
 
 @dataclass(frozen=True)

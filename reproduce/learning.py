@@ -33,10 +33,11 @@ from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
+from linformer_cli.settings.declare import Count, File, Folder, Seed, Training, settings
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.pretrain import pretrain
 from linformer_kit.training.process import keep_freed_memory
-from reproduce.common import Record, Results, markdown, mean_and_deviation, run
+from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 
 BASE: dict[str, Any] = {
     "vocab_size": 2048,
@@ -227,25 +228,17 @@ STUDIES = {
 }
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of the studies.
+@settings
+class Settings(ScriptSettings):
+    """Pretrain small encoders: the studies."""
 
-    Attributes:
-        studies: Names of the studies.
-        seeds: Only these seeds; default: those of each variant.
-        train_file: Files of text; default: the source of the Python standard library.
-        hidden_size: Width of the encoders.
-        cache_dir: Folder of the cache of tokenised text; default: that of `linformer pretrain`.
-        output_dir: Folder of the results and trainings, continued if it has some; default: a new folder below runs/.
-    """
-
-    studies: list[str]
-    seeds: list[int] | None = None
-    train_file: list[str] | None = None
-    hidden_size: int = 128
-    cache_dir: str | None = None
-    output_dir: str | None = None
+    studies: Training[list[str]]  # Names of the studies.
+    seeds: Training[list[Seed] | None] = None  # Only these seeds; default: those of each variant.
+    # Files of text; default: the source of the Python standard library.
+    train_file: Training[list[File] | None] = None
+    hidden_size: Training[Count] = 128  # Width of the encoders.
+    # Folder of the cache of tokenised text; default: that of `linformer pretrain`.
+    cache_dir: Training[Folder | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:

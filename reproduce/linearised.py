@@ -12,7 +12,7 @@ Result: benchmarks/linearised_h100_202611. Text: none, random tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import pandas
@@ -22,10 +22,11 @@ from torch import nn
 from tqdm import tqdm
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
+from linformer_cli.settings.declare import Count, Counts, Machine, Measurement, settings
 from linformer_kit.analysis.measure import Mode, dtype_of, interleaved, peak_bytes, runner, summary
 from linformer_kit.environment import device_of
 from linformer_kit.linearized.linearize import linearize
-from reproduce.common import Record, Results, length_axis, markdown, new_panels, run
+from reproduce.common import Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
 
 PIECE = 512  # tokens
 SECONDS = 10.0  # for all timed runs of one encoder at one length
@@ -33,29 +34,21 @@ Architecture = Literal["minilm", "modernbert"]
 WAYS = ("original", "pieces", "linearised")
 
 
-@dataclass(kw_only=True)
-class Settings:
-    """Encoders of other architectures, linearised.
+@settings
+class Settings(ScriptSettings):
+    """Measure encoders of other architectures, linearised."""
 
-    Attributes:
-        architectures: BERT of MiniLM's sizes (6 layers, 384 wide), and ModernBERT base (22 layers, 768 wide).
-        modes: A forward pass, and forward and backward as in training (train).
-        lengths: Values of n in tokens; multiples of 512.
-        batch_tokens: Tokens in a batch.
-        repetitions: Number of timed runs of each encoder at each length.
-        device: cpu or cuda.
-        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
-        output_dir: Folder of the results; default: a new folder below runs/.
-    """
-
-    architectures: list[Architecture] = field(default_factory=lambda: ["minilm", "modernbert"])  # type: ignore[arg-type]
-    modes: list[Mode] = field(default_factory=lambda: ["forward", "train"])  # type: ignore[arg-type]
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    batch_tokens: int = 65536
-    repetitions: int = 5
-    device: str = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    output_dir: str | None = None
+    # BERT of MiniLM's sizes (6 layers, 384 wide), and ModernBERT base (22 layers, 768 wide).
+    architectures: Measurement[list[Architecture]] = field(default_factory=lambda: ["minilm", "modernbert"])
+    # A forward pass, and forward and backward as in training (train).
+    modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward", "train"])
+    # Values of n in tokens; multiples of 512.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
+    batch_tokens: Measurement[Count] = 65536  # Tokens in a batch.
+    repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder at each length.
+    device: Machine[str] = "cpu"  # Device to measure: `cpu` or `cuda`.
+    # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
 
 
 def build(architecture: Architecture, way: str, n: int, device: torch.device, dtype: torch.dtype) -> nn.Module:

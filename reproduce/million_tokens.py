@@ -13,16 +13,17 @@ Result: benchmarks/long-bfloat16_epyc-2-cores_202611. Text: none, random tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pandas
 import torch
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import Count, Encoder, Length, Measurement, settings
 from linformer_kit.analysis.measure import (
     build,
     dtype_of,
+    encoder_of,
     in_fresh_process,
     interleaved,
     peak_bytes,
@@ -31,33 +32,25 @@ from linformer_kit.analysis.measure import (
     summary,
 )
 from linformer_kit.environment import device_of
-from reproduce.common import CostSettings, Record, Results, check_numbers, markdown, run
+from reproduce.common import CostSettings, Record, Results, markdown, run
 
 SECONDS = 60.0  # for all runs over the short sequence
 
 
-@dataclass(kw_only=True)
+@settings
 class Settings(CostSettings):
-    """One pass over a very long sequence.
+    """Measure one pass over a very long sequence."""
 
-    Attributes:
-        n: Number of tokens of the long sequence.
-        reference_length: Number of tokens of the short sequence to compare its time per token with.
-        projected_dim: k, the number of slots.
-        layers: Number of layers.
-        vocab_size: Number of tokens in the vocabulary.
-    """
-
-    n: int = 1_048_576
-    reference_length: int = 4096
-    projected_dim: int = 256
-    layers: int = 12
-    vocab_size: int = 50265
+    n: Measurement[Length] = 1_048_576  # Number of tokens of the long sequence.
+    # Number of tokens of the short sequence to compare its time per token with.
+    reference_length: Measurement[Length] = 4096
+    projected_dim: Encoder[Count] = 256  # k, the number of slots.
+    layers: Encoder[Count] = 12  # Number of layers.
+    vocab_size: Encoder[Count] = 50265  # Number of tokens in the vocabulary.
 
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record for the short sequence and one for the long one."""
-    check_numbers(settings)
     for name in ("n", "reference_length"):
         if getattr(settings, name) <= settings.projected_dim:
             expected = f"more than projected_dim, {settings.projected_dim}"
@@ -72,7 +65,7 @@ def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[d
     """Time the short sequence, then time one pass over the long one with its peak memory; in a fresh process."""
     depth = {"num_hidden_layers": settings.layers, "vocab_size": settings.vocab_size}
     lengths = (settings.reference_length, settings.n)
-    short, long = (settings.encoder("linformer", n, settings.projected_dim, **depth) for n in lengths)
+    short, long = (encoder_of(settings, "linformer", n, settings.projected_dim, **depth) for n in lengths)
     ids = random_ids(short, 1, device)
     run_short = runner(build(short, device, getattr(torch, dtype)), ids, "forward")
     runs = interleaved({"": run_short}, device=device, repetitions=settings.repetitions, seconds=SECONDS)[""]

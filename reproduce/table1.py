@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from itertools import count
 from typing import Any
@@ -31,9 +31,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError
-from linformer_kit.analysis.measure import dtype_of, interleaved, summary
+from linformer_cli.settings.declare import Count, Counts, Measurement, settings
+from linformer_kit.analysis.measure import dtype_of, encoder_of, interleaved, summary
 from linformer_kit.environment import device_of
-from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, new_panels, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 
 OURS = "linformer"
@@ -48,21 +49,17 @@ MARKERS = ("o", "s", "^", "D", "v")
 SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes longer is skipped at longer ones
 
 
-@dataclass(kw_only=True)
+@settings
 class Settings(CostSettings):
-    """One layer of each kind of encoder, timed at several sequence lengths.
+    """Time one layer of each kind of encoder at several lengths."""
 
-    Attributes:
-        systems: Names of the systems to time (an unknown name lists them all).
-        lengths: Values of n in tokens.
-        projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
-        tokens: Number of tokens per batch, at least one sequence.
-    """
-
-    systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    projected_dims: list[int] = field(default_factory=lambda: [256])
-    tokens: int = 4096
+    # Names of the systems to time (an unknown name lists them all).
+    systems: Measurement[list[str]] = field(default_factory=lambda: list(SYSTEMS))
+    # Values of n in tokens.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
+    # Values of k of the Linformers; all pairs with k < n are measured.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [256])
+    tokens: Measurement[Count] = 4096  # Number of tokens per batch, at least one sequence.
 
 
 Key = tuple[str, int | None]  # system and k
@@ -70,7 +67,6 @@ Key = tuple[str, int | None]  # system and k
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record for each system, k and n: its times, or the reason why it was not run."""
-    check_numbers(settings)
     for name in settings.systems:
         if name not in SYSTEMS:
             raise InputError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name}")
@@ -119,7 +115,7 @@ def check_possible(key: Key, n: int, results: Results) -> None:
 
 def ready(settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
     """The function that runs a layer, after a first run, which includes compilation and is checked."""
-    sizes = settings.encoder("linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
+    sizes = encoder_of(settings, "linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
     torch.manual_seed(0)
     layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype).eval()
     one_run: Callable[[], Tensor] = torch.inference_mode()(lambda: layer(hidden))

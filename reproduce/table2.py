@@ -35,6 +35,7 @@ from sklearn.linear_model import LogisticRegression
 
 from linformer_cli.errors import DivergedError
 from linformer_cli.settings import FinetuneSettings
+from linformer_cli.settings.declare import Amount, Count, Folder, ModelName, Positive, Seed, Training, settings
 from linformer_kit.data.files import cache_folder
 from linformer_kit.data.labelled import Example, LabelledTexts, load_labelled
 from linformer_kit.data.read import load_hub
@@ -44,7 +45,7 @@ from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.finetune import finetune, load_encoder
 from linformer_kit.training.loop import projection_parameters
 from linformer_kit.training.process import keep_freed_memory
-from reproduce.common import Record, Results, by_name, markdown, mean_and_deviation, run
+from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, mean_and_deviation, run
 
 TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
 
@@ -89,40 +90,30 @@ PAPER = {
 Rates = tuple[float, float]  # learning rate, and that of E and F as a multiple of it
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of the script.
+@settings
+class Settings(ScriptSettings):
+    """Fine-tune encoders on sentences and compare their accuracy."""
 
-    Attributes:
-        models: Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
-        tasks: Tasks to train on, of sst2, imdb, qnli and qqp.
-        cache_dir: Folder with train.jsonl and validation.jsonl in a folder for each task, which are made from the hub
-            where they are missing; default: the cache of pretraining.
-        seeds: Seeds of each model on each task.
-        learning_rates: Learning rates to try with the first seed.
-        projection_learning_rate_factors: Learning rates of E and F, or of W_P, as multiples of the learning rate, to
-            try like these, for models that have such matrices.
-        tuning_samples: Number of training texts, and of validation texts, with which rates are compared, for tasks that
-            have more; default: all. Fewer updates may favour higher rates.
-        max_train_samples: Maximum number of training texts; default: all.
-        max_eval_samples: Maximum number of validation texts; default: all.
-        num_train_epochs: Passes over the training texts.
-        per_device_train_batch_size: Texts in an update.
-        output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
-    """
-
-    models: list[str]
-    tasks: list[TaskName] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
-    cache_dir: str | None = None
-    seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
-    learning_rates: list[float] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
-    projection_learning_rate_factors: list[float] = dataclasses.field(default_factory=lambda: [0.1])
-    tuning_samples: int | None = None
-    max_train_samples: int | None = None
-    max_eval_samples: int | None = None
-    num_train_epochs: float = 1.0
-    per_device_train_batch_size: int = 32
-    output_dir: str | None = None
+    # Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
+    models: Training[list[ModelName]]
+    # Tasks to train on.
+    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    # Folder with train.jsonl and validation.jsonl in a folder for each task, which are made from the hub where they are
+    # missing; default: the cache of pretraining.
+    cache_dir: Training[Folder | None] = None
+    seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0])  # Seeds of each model on each task.
+    # Learning rates to try with the first seed.
+    learning_rates: Training[list[Positive]] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
+    # Learning rates of E and F, or of W_P, as multiples of the learning rate, to try like these, for models that have
+    # such matrices.
+    projection_learning_rate_factors: Training[list[Amount]] = dataclasses.field(default_factory=lambda: [0.1])
+    # Number of training texts, and of validation texts, with which rates are compared, for tasks that have more. Fewer
+    # updates may favour higher rates; default: all.
+    tuning_samples: Training[Count | None] = None
+    max_train_samples: Training[Count | None] = None  # Maximum number of training texts; default: all.
+    max_eval_samples: Training[Count | None] = None  # Maximum number of validation texts; default: all.
+    num_train_epochs: Training[Positive] = 1.0  # Passes over the training texts.
+    per_device_train_batch_size: Training[Count] = 32  # Texts in an update.
 
 
 # What is measured

@@ -7,7 +7,7 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
     python -m reproduce.table3_figure2                                      # an hour on 2 cores
     python -m reproduce.table3_figure2 --modes forward train                # and forward and backward
     python -m reproduce.table3_figure2 --device cuda --modes forward train --compile no default     # 12 layers
-    python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --no-memory          # two minutes
+    python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --memory false      # two minutes
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
 pass takes over 10 s.
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import pandas
@@ -27,26 +28,34 @@ import psutil
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import nn
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, out_of_memory
+from linformer_cli.settings.declare import Count, Counts, Measurement, settings
 from linformer_kit.analysis.measure import (
-    Compiled,
+    MODES,
     Encoder,
     Kind,
     Mode,
+    batch_of,
     build,
     can_measure_memory,
     dtype_of,
+    encoder_of,
     interleaved,
     memory_of,
+    peak_bytes,
     random_ids,
     runner,
-    time_encoders,
+    summary,
 )
 from linformer_kit.environment import device_of
 from linformer_kit.report.figures import new_figure
-from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
+
+Compiled = Literal["no", "default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+Variant = tuple[Encoder, Compiled]
 
 # The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
 # Linformer in 16 GB over the Transformer's.
@@ -76,53 +85,50 @@ BASELINES: dict[str, str] = {
     "roberta": "transformers' RobertaModel (scaled_dot_product_attention)",
     "eager": "transformers' RobertaModel with a stored n × n matrix (eager), as in the paper",
 }
-MODES: dict[str, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 LAYERS = 12  # of the models for which the largest batches are given
 BUDGET = 16 * 2**30  # bytes, as in the paper
-TOKENS = {"cpu": 4096, "cuda": 65536}  # in a batch, at least one sequence
 MEMORY_TOKENS = 16384  # large compared with the random few MB of a process
 SECONDS = 10.0  # for all timed runs of one encoder at one length; memory of slower Transformers is not measured
+COMPILING_RUNS = 3  # compiles, records and first replays CUDA graphs
 PRODUCT = 8192  # rows and columns of the matrices whose product is the best of a card
 SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
 
 
-@dataclass(kw_only=True)
+@settings
 class Settings(CostSettings):
-    """Time and memory of Linformer encoders and of Transformers of equal size.
+    """Measure time and memory of Linformers and of Transformers of equal size."""
 
-    Attributes:
-        modes: A forward pass, and forward and backward as in training (train).
-        lengths: Values of n in tokens.
-        projected_dims: Values of k; all pairs with k < n are measured.
-        baselines: Transformers to compare with.
-        memory: Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch
-            that runs in 16 GiB.
-        compile: Operation by operation (no), and with these modes of torch.compile.
-        compiled_dims: Values of k of the compiled Linformers; default: all.
-        batch_tokens: Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
-    """
-
-    modes: list[Literal["forward", "train"]] = field(default_factory=lambda: ["forward"])
-    lengths: list[int] = field(default_factory=lambda: [2**power for power in range(9, 17)])
-    projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
-    baselines: list[Literal["full", "roberta", "eager"]] = field(default_factory=lambda: ["full", "roberta", "eager"])
-    memory: bool = True
-    compile: list[Compiled] = field(default_factory=lambda: ["no"])  # type: ignore[arg-type]
-    compiled_dims: list[int] | None = None
-    batch_tokens: int | None = None
+    # A forward pass, and forward and backward as in training (train).
+    modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward"])
+    # Values of n in tokens.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [2**power for power in range(9, 17)])
+    # Values of k; all pairs with k < n are measured.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
+    # Transformers to compare with.
+    baselines: Measurement[list[Literal["full", "roberta", "eager"]]] = field(
+        default_factory=lambda: ["full", "roberta", "eager"]
+    )
+    # Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs in
+    # 16 GiB.
+    memory: Measurement[bool] = True
+    # Operation by operation (no), and with these modes of torch.compile.
+    compile: Measurement[list[Compiled]] = field(default_factory=lambda: ["no"])
+    compiled_dims: Measurement[Counts | None] = None  # Values of k of the compiled Linformers; default: all.
+    # Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
+    batch_tokens: Measurement[Count | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record of the time of each encoder, and one of its memory."""
-    check_numbers(settings)
     device = device_of(settings.device)
     if device.type == "cuda" and results.find(measured="product") is None:
         results.add(measured="product", dtype=dtype_of(settings.dtype, device), rate=best_product(settings, device))
     if settings.memory and not can_measure_memory(device):
-        raise InputError("memory: expected False, because memory of a CPU is measured on Linux only, got True")
+        raise InputError("memory: expected false, because memory of a CPU is measured on Linux only, got true")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
         layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
-        encoders = [settings.encoder(kind, n, k, num_hidden_layers=layers) for kind, k in encoders_of(settings, n)]
+        kinds = encoders_of(settings, n)
+        encoders = [encoder_of(settings, kind, n, k, num_hidden_layers=layers) for kind, k in kinds]
         for mode in settings.modes:
             add_times(settings, variants(settings, encoders), mode, device, results)
             if settings.memory and "no" in settings.compile:
@@ -136,11 +142,11 @@ def encoders_of(settings: Settings, n: int) -> list[tuple[Kind, int | None]]:
     return baselines + [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
 
 
-def variants(settings: Settings, encoders: list[Encoder]) -> list[Encoder]:
+def variants(settings: Settings, encoders: list[Encoder]) -> list[Variant]:
     """The encoders as they are and compiled, without eager attention and Linformers of other k than asked for."""
     dims = settings.compiled_dims or settings.projected_dims
     return [
-        replace(encoder, compiled=compiled)
+        (encoder, compiled)
         for compiled in settings.compile
         for encoder in encoders
         if compiled == "no" or encoder.kind in ("full", "roberta") or encoder.projected_dim in dims
@@ -166,33 +172,58 @@ def operations(encoder: Encoder, mode: str) -> float:
     return 2 * (mapped + keys_and_values) * (3 if mode == "train" else 1)
 
 
-def key_of(encoder: Encoder, mode: Mode, measured: str) -> dict[str, Any]:
+def key_of(encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> dict[str, Any]:
     """The fields that name a record."""
     named: dict[str, Any] = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
-    if encoder.compiled != "no":
-        named["compiled"] = encoder.compiled
+    if compiled != "no":
+        named["compiled"] = compiled
     return {"measured": measured, "mode": mode, **named}
 
 
-def is_measured(results: Results, encoder: Encoder, mode: Mode, measured: str) -> bool:
+def is_measured(results: Results, encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> bool:
     """Whether there is a record."""
-    return results.find(**{"compiled": None} | key_of(encoder, mode, measured)) is not None
+    return results.find(**{"compiled": None} | key_of(encoder, mode, measured, compiled)) is not None
 
 
-def add_times(settings: Settings, encoders: list[Encoder], mode: Mode, device: torch.device, results: Results) -> None:
-    """Time the encoders of one length alternately."""
-    missing = [encoder for encoder in encoders if not is_measured(results, encoder, mode, "time")]
+def add_times(settings: Settings, every: list[Variant], mode: Mode, device: torch.device, results: Results) -> None:
+    """Time the encoders of one length alternately; on an accelerator with the peak memory beside all weights."""
+    missing = [(encoder, how) for encoder, how in every if not is_measured(results, encoder, mode, "time", how)]
     dtype = dtype_of(settings.dtype, device)
-    batch = max(1, (settings.batch_tokens or TOKENS[device.type]) // encoders[0].seq_len)
-    possible = [encoder for encoder in missing if room(encoder, mode, device, dtype) >= batch]
-    times = time_encoders(
-        possible, batch, mode, device, getattr(torch, dtype), repetitions=settings.repetitions, seconds=SECONDS
-    )
-    for encoder in missing:
-        common = key_of(encoder, mode, "time") | {"dtype": dtype, "layers": encoder.num_hidden_layers, "batch": batch}
-        results.add(**common, **times.get(encoder, {"skipped": True}))
+    batch = batch_of(settings.batch_tokens, every[0][0].seq_len, device)
+    torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
+    runs = {
+        (encoder, how): compiled_run(encoder, how, batch, mode, device, getattr(torch, dtype))
+        for encoder, how in missing
+        if room(encoder, mode, device, dtype) >= batch
+    }
+    times = interleaved(runs, device=device, repetitions=settings.repetitions, seconds=SECONDS)
+    for encoder, how in missing:
+        key = key_of(encoder, mode, "time", how)
+        key |= {"dtype": dtype, "layers": encoder.num_hidden_layers, "batch": batch}
+        run = runs.get((encoder, how))
+        measured: Record = {"skipped": True} if run is None else summary(times[encoder, how])
+        if run is not None and device.type != "cpu":
+            measured["peak_bytes"] = peak_bytes(run, device)
+        results.add(**key, **measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def compiled_run(
+    encoder: Encoder, compiled: Compiled, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A function for one run of an encoder, after those that compile it."""
+    model = build(encoder, device, dtype, mode)
+    if compiled == "reduce-overhead":
+        model.compile(mode=compiled, dynamic=False)  # whole: a graph's outputs are the inputs of the next one
+    elif compiled != "no":
+        # Layer by layer: one program for all of them, and compiled in the time of one.
+        for layer in next(part for part in model.encoder.children() if isinstance(part, nn.ModuleList)):  # type: ignore[union-attr]
+            layer.compile(mode=compiled, dynamic=False)
+    run = runner(model, random_ids(encoder, batch, device), mode)
+    for _ in range(0 if compiled == "no" else COMPILING_RUNS):
+        run()
+    return run
 
 
 def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.device, results: Results) -> None:
@@ -379,7 +410,7 @@ def time_table(content: Record, frame: pandas.DataFrame) -> str:
     if product is not None:
         settings = Settings(**{name: value for name, value in content["settings"].items() if name != "device"})
         needed = [
-            operations(settings.encoder(kind, n, None if math.isnan(k) else int(k)), mode)
+            operations(encoder_of(settings, kind, n, None if math.isnan(k) else int(k)), mode)
             for kind, n, k, mode in frame[["encoder", "n", "k", "mode"]].itertuples(index=False)
         ]
         shown["share of the best product"] = (needed / frame["cost"] / product).map("{:.2f}".format)

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pandas
 import torch
@@ -25,18 +25,20 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings.declare import CountOrZero, File, Measurement, ModelName, Seed, settings
 from linformer_kit.analysis.spectrum import sequence_length, sequences
 from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.figures import new_figure, show_grid
-from reproduce.common import Record, Results, markdown, run
+from reproduce.common import Record, Results, ScriptSettings, markdown, run
 
 CONFIDENCE = 0.9  # share of columns, or of queries, that counts as "the bound holds"
 MOST_TIMES_N = 8  # Theorem 1 is tried with k up to 8n, in steps of √2
@@ -46,34 +48,31 @@ _DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, w
 _RECORDING = "recording"  # name of an attention function of transformers
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of the measurement.
+Most = Annotated[int, Field(ge=1, le=10**6)]
+Size = Annotated[int, Field(ge=2, le=10**6)]
+Bound = Annotated[float, Field(ge=0.01, lt=1)]
 
-    Attributes:
-        model: Folder or hub id of an encoder with full attention; default: random attention alone.
-        text_file: Files of its texts; default: the source of the Python standard library.
-        layers: Its layers, counted from 0; default: the first, the middle and the last.
-        samples: Number of its sequences to measure.
-        lengths: Values of n for random attention.
-        head_dim: d of random attention.
-        epsilons: Values of ε, the relative error bound of the theorems.
-        draws: Number of random matrices R for each random attention matrix; a quarter as many for the attention of the
-            model, and for k > n.
-        seed: Seed of all random numbers.
-        output_dir: Folder of the results, continued if it has some; default: a new folder below runs/.
-    """
 
-    model: str | None = None
-    text_file: list[str] | None = None
-    layers: list[int] | None = None
-    samples: int = 4
-    lengths: list[int] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
-    head_dim: int = 64
-    epsilons: list[float] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
-    draws: int = 20
-    seed: int = 0
-    output_dir: str | None = None
+@settings
+class Settings(ScriptSettings):
+    """Measure what the theorems promise."""
+
+    # Folder or hub id of an encoder with full attention; default: random attention alone.
+    model: Measurement[ModelName | None] = None
+    # Files of its texts; default: the source of the Python standard library.
+    text_file: Measurement[list[File] | None] = None
+    # Its layers, counted from 0; default: the first, the middle and the last.
+    layers: Measurement[list[CountOrZero] | None] = None
+    samples: Measurement[Most] = 4  # Number of its sequences to measure.
+    # Values of n for random attention.
+    lengths: Measurement[list[Size]] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
+    head_dim: Measurement[Size] = 64  # d of random attention.
+    # Values of ε, the relative error bound of the theorems.
+    epsilons: Measurement[list[Bound]] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
+    # Number of random matrices R for each random attention matrix; a quarter as many for the attention of the model,
+    # and for k > n.
+    draws: Measurement[Most] = 20
+    seed: Measurement[Seed] = 0  # Seed of all random numbers.
 
 
 # What the theorems say.
@@ -220,15 +219,6 @@ class Meter:
 
 def measure(settings: Settings, results: Results) -> None:
     """Add the errors on each kind of attention."""
-    least = {"lengths": 2, "head_dim": 2, "draws": 1, "samples": 1}
-    for name, fewest in least.items():
-        value = getattr(settings, name)
-        for number in value if isinstance(value, list) else [value]:
-            if not fewest <= number <= 10**6:
-                raise InputError(f"{name}: expected {fewest} to 1,000,000, got {number}")
-    for epsilon in settings.epsilons:
-        if not 0.01 <= epsilon < 1:
-            raise InputError(f"epsilons: expected 0.01 or more and less than 1, got {epsilon}")
     if settings.model is not None and results.find(attention="model") is None:
         _try("model", _heads_of_model(settings), max(1, settings.draws // _DRAWS_RATIO), settings, results)
     for n in settings.lengths:

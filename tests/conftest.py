@@ -6,7 +6,7 @@ import base64
 import gc
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -283,3 +283,9 @@ def fields(kind: str) -> dict[str, object]:
     if kind in OTHERS:
         return OTHERS[kind]
     return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}
+
+
+def shorter_inputs(fields: Mapping[str, object], wanted: str) -> dict[str, object]:
+    """The fields, with the wanted shorter_input where the projection allows it."""
+    windowed = PROJECTIONS[str(fields.get("projection", "linear"))].windowed
+    return {**fields, "shorter_input": wanted if windowed else "prefix"}

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 _IMPORTED = [
-    "linformer_kit.parallel.sequence",
     "linformer_kit.training.pretrain",
     "pytest",
 ]

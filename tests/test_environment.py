@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
+from linformer_kit import environment as environment_module
 from linformer_kit.environment import environment, use_bf16
 from linformer_kit.operator.kernels import Processor
 
@@ -12,6 +17,37 @@ from linformer_kit.operator.kernels import Processor
 def test_the_machine_is_named():
     told = environment(torch.device("cpu"))
     assert told["device"] and told["threads"] == torch.get_num_threads() and told["torch"] == torch.__version__
+
+
+def repository(folder: Path, name: str) -> str:
+    """Make a git repository of a Python project with one commit, and return that."""
+    (folder / "src").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+    (folder / ".gitignore").write_text("src/linformer_kit\nvenv\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", folder, *command], check=True)
+    return subprocess.check_output(["git", "-C", folder, "rev-parse", "HEAD"], text=True)[:12]
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_the_package_and_not_of_a_repository_around_it(tmp_path, monkeypatch):
+    def recorded(root: Path, place: str) -> str | None:
+        monkeypatch.setattr(environment_module, "__file__", str(root / place / "linformer_kit" / "environment.py"))
+        (root / place / "linformer_kit").mkdir(parents=True, exist_ok=True)
+        return environment(torch.device("cpu"))["commit"]
+
+    own, other = tmp_path / "own", tmp_path / "other"
+    commit, _ = repository(own, "linformer-kit"), repository(other, "users-project")
+    assert recorded(own, "src") == commit
+    for place in ("venv/lib/python3/site-packages", "src"):
+        assert recorded(other, place) is None, place
+    assert recorded(own, "venv/lib/python3/site-packages") is None, "the installed files may be others"
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as in a hook
+    assert recorded(own, "src") == commit
+    (own / "pyproject.toml").write_text('[project]\nname = "linformer-kit"\nversion = "1"\n')
+    assert recorded(own, "src") == f"{commit}+"
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ LAYERS = (
     "inference",
     "environment",
     "interop",
-    "parallel",
     "linearized",
     "models",
     "operator",
@@ -34,7 +33,7 @@ LAYERS = (
     "report",
     "files",
 )
-MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("operator") + 1]
+MODEL = LAYERS[LAYERS.index("linearized") : LAYERS.index("operator") + 1]
 PURE_TORCH = ("operator",)
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
 

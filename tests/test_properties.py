@@ -17,7 +17,7 @@ from linformer_kit import LinformerAttention
 from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import BIAS_ORDERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise
+from tests.conftest import BIAS_ORDERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
 from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]
@@ -62,15 +62,14 @@ def cases(draw, *, padded: bool | None = None, names: list[str] | None = None, w
     name = draw(st.sampled_from(names or list(PROJECTIONS)))
     sharing, slots = draw(st.sampled_from(SHARINGS)), st.integers(1, n)
     by_head = draw(st.booleans()) and name in NESTED
+    fields = shorter_inputs({"projection": name, "sharing": sharing}, draw(st.sampled_from(SHORTER_INPUTS)))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     layer = LinformerAttention(
         heads * head_dim,
         heads,
         n,
         draw(st.lists(slots, min_size=heads, max_size=heads) if by_head else slots),
-        projection=name,
-        sharing=sharing,
-        shorter_input=draw(st.sampled_from(SHORTER_INPUTS)),
+        **fields,
         bias=draw(st.booleans()),
         bias_order=draw(st.sampled_from(bias_orders(name, sharing))),
         sliding_window=draw(st.sampled_from(windows)),
@@ -120,7 +119,7 @@ def test_equals_the_plain_reference_in_every_combination(
     name, sharing, sizes, masked, bias_order, shorter_input, window, tokens
 ):
     n, k, length = sizes
-    options = {"projection": name, "sharing": sharing, "shorter_input": shorter_input}
+    options = shorter_inputs({"projection": name, "sharing": sharing}, shorter_input)
     options |= {"bias_order": bias_order if bias_order in bias_orders(name, sharing) else "before_projection"}
     options |= {"sliding_window": window, "global_tokens": tokens}
     layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()

@@ -52,7 +52,6 @@ OWN: dict[str, dict[str, Any]] = {
     "full": {"attention": "full"},
     "norm_first": {"norm_first": True},
     "convolution": {"local_convolution": 5, "sharing": "layerwise", "norm_first": True},
-    "stretch": {"shorter_input": "stretch"},
     "stretch mean_pool": {"shorter_input": "stretch", "projection": "mean_pool"},
     "bias after": {"bias_order": "after_projection"},
     "k by layer": {"projected_dim": [7, 3]},

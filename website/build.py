@@ -54,7 +54,6 @@ TOPICS = {
         "RandomProjection",
     ),
     "Other checkpoints": ("load_encoder_checkpoint", "load_fairseq_checkpoint"),
-    "Several processes": ("SequenceParallel",),
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),
 }

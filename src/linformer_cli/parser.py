@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import TITLES, Setting, meant, settings_of
 from linformer_cli.settings.files import spelled
-from linformer_cli.table import COMMANDS, RECIPES, Command
+from linformer_cli.table import COMMANDS, RECIPES
 
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
@@ -29,8 +30,6 @@ _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """Name and settings of the command in the arguments.
 
-    Later ones override: the command's recipe, each --config file, the command line.
-
     Raises:
         InputError: for anything that the command does not take, with a message of one line.
         SystemExit: for --help, --version and --print_config.
@@ -39,27 +38,55 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     if name not in COMMANDS:
         _overview().parse_known_args([name])  # ends after --help and --version
         raise InputError(f"expected a command, got {name}{meant(name, COMMANDS)}; `linformer --help` lists them")
-    command = COMMANDS[name]
-    settings = {setting.name: setting for setting in settings_of(command.settings)}
-    words = list(_normalised(arguments[1:], settings))
+    command, program = COMMANDS[name], f"linformer {name}"
+    texts = {"description": f"{command.summary}.", "epilog": f"Example:\n  {program} {command.example}".rstrip()}
+    return name, parse_settings(program, command.settings, arguments[1:], recipe=command.recipe, **texts)
+
+
+def parse_settings(
+    program: str, kind: type, arguments: Sequence[str], *, description: str, epilog: str = "", recipe: str = ""
+) -> Any:
+    """Settings of a class, from a command line.
+
+    Later ones override: the recipe, each --config file, the command line.
+
+    Args:
+        program: How the program is called, for its help.
+        kind: The class, declared by `settings.declare.settings`.
+        arguments: The arguments of the program.
+        description: What stands before the settings in the help.
+        epilog: What stands behind them.
+        recipe: Name of the default recipe; empty: it has none.
+
+    Raises:
+        As `parse`.
+    """
+    settings = {setting.name: setting for setting in settings_of(kind)}
+    words = list(_normalised(arguments, settings))
     first = _Parser()
-    _add_files(first, command)
+    _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
-    layers = [_read_yaml(Path(path).expanduser()) for path in files.config]
-    if command.recipe:
+    layers = [_read_yaml(Path(os.path.expanduser(path))) for path in files.config]
+    if recipe:
         layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
     named = {word.partition("=")[0] for word in words}
-    parser = _command_parser(name, command, settings, layers[0] if command.recipe else {}, named)
+    positionals = _positionals(settings, named)
+    parser = _Parser(_usage(program, settings, positionals, has_recipe=bool(recipe)), description, epilog)
+    _add_settings(parser, settings, positionals, layers[0] if recipe else {})
+    general = _add_general(parser)
+    _add_files(general, recipe)
+    text = "Print all settings as YAML for --config, and exit."
+    general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
-    values = command.settings(**_merged(layers))
+    values = kind(**_merged(layers))
     if parsed.print_config:
         print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="", flush=True)
         raise SystemExit(0)
-    return name, values
+    return values
 
 
 def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[str]:
@@ -91,28 +118,35 @@ def _add_general(parser: argparse.ArgumentParser) -> Any:
     return general
 
 
-def _add_files(parser: Any, command: Command) -> None:
+def _add_files(parser: Any, recipe: str) -> None:
     """Add the arguments that name files of settings."""
-    if command.recipe:
-        text = f"One of {', '.join(RECIPES)}, or a YAML file; other settings override it. [default: {command.recipe}]"
-        parser.add_argument("--recipe", metavar="RECIPE", default=command.recipe, help=text)
+    if recipe:
+        text = f"One of {', '.join(RECIPES)}, or a YAML file; other settings override it. [default: {recipe}]"
+        parser.add_argument("--recipe", metavar="RECIPE", default=recipe, help=text)
     text = "YAML file of settings; may be repeated."
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
 
 
-def _command_parser(
-    name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any], named: Collection[str]
-) -> argparse.ArgumentParser:
-    """The parser of a command: its settings by group; only what is given on the command line comes out of it.
+def _positionals(settings: Mapping[str, Setting], named: Collection[str]) -> list[Setting]:
+    """The settings that are given without their names, needed ones first.
 
-    An argument that is given by its name, as `--model`, is an option like the others.
+    One that is given by its name, as `--model`, is an option like the others.
     """
-    positionals = [each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named]
-    positionals.sort(key=lambda each: not each.is_needed)
-    needed = [each for each in settings.values() if each.is_needed and not command.recipe and each not in positionals]
-    words = [_placeholder(each) for each in positionals] + [f"--{each.name} {each.metavar}" for each in needed]
-    usage = f"linformer {name} {' '.join([*words, '[options]'])}"
-    parser = _Parser(usage, f"{command.summary}.", f"Example:\n  linformer {name} {command.example}".rstrip())
+    arguments = (each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named)
+    return sorted(arguments, key=lambda each: not each.is_needed)
+
+
+def _usage(program: str, settings: Mapping[str, Setting], positionals: Sequence[Setting], *, has_recipe: bool) -> str:
+    """The program with what it needs."""
+    named = [each for each in settings.values() if each.is_needed and not has_recipe and each not in positionals]
+    words = [_placeholder(each) for each in positionals]
+    return " ".join([program, *words, *(f"--{each.name} {each.metavar}" for each in named), "[options]"])
+
+
+def _add_settings(
+    parser: _Parser, settings: Mapping[str, Setting], positionals: Sequence[Setting], recipe: Mapping[str, Any]
+) -> None:
+    """Add the settings by group; only what is given on the command line comes out of the parser."""
     for title in TITLES:
         group = parser.add_argument_group(title)  # shown only with settings
         for setting in (each for each in settings.values() if each.group == title and each not in positionals):
@@ -125,11 +159,6 @@ def _command_parser(
                 "default": argparse.SUPPRESS,
             }
             group.add_argument(each.name, **named_so, **several)
-    general = _add_general(parser)
-    _add_files(general, command)
-    text = "Print all settings as YAML for --config, and exit."
-    general.add_argument("--print_config", action="store_true", help=text)
-    return parser
 
 
 def _placeholder(argument: Setting) -> str:
@@ -170,7 +199,7 @@ def _value(given: Any, setting: Setting) -> Any:
         return given
     if given[0].startswith("[") and given[0].endswith("]"):
         with contextlib.suppress(yaml.YAMLError):
-            return yaml.safe_load(given[0])
+            return yaml.load(given[0], _Loader)
     return given if setting.kinds <= {list, NoneType} else given[0]
 
 
@@ -190,17 +219,23 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    path = RECIPES.get(name, Path(name).expanduser())
+    path = RECIPES.get(name, Path(os.path.expanduser(name)))
     if not path.is_file():
         raise InputError(f"recipe: expected one of {', '.join(RECIPES)} or a YAML file, got {name!r}")
     return path
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects a name that stands twice, of which YAML's own takes the last, and aliases.
+    """A loader of words, lists and nulls, which the settings convert as those of the command line.
 
-    With aliases a few lines expand to billions of values.
+    YAML itself would read `yes` as a truth value, 010 as 8 and 1:30 as 90. A name that stands twice, of which it takes
+    the last, is rejected, and aliases, with which a few lines expand to billions of values.
     """
+
+    yaml_implicit_resolvers = {
+        start: [rule for rule in rules if rule[0] == "tag:yaml.org,2002:null"]
+        for start, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -50,7 +50,6 @@ COMMANDS = {
     ),
     "adapters": Command(_S.AdaptersSettings, _CONVERT, "training.adapter", ""),
     "export": Command(_S.ExportSettings, _CONVERT, "export.folder", "my-classifier served --int8"),
-    "inspect": Command(_S.InspectSettings, _MEASURE, "analysis.inspection", "my-linformer pictures --layers 0 11"),
     "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --choose --energy 0.8"),
     "bench": Command(_S.BenchSettings, _MEASURE, "analysis.bench", "--lengths 512 2048 --device cuda"),
 }

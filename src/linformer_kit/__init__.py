@@ -38,7 +38,6 @@ from linformer_kit.operator.projections import (
     MeanPoolProjection,
     RandomProjection,
 )
-from linformer_kit.parallel.sequence import SequenceParallel
 
 __all__ = [
     "ConvProjection",
@@ -56,7 +55,6 @@ __all__ = [
     "MaxPoolProjection",
     "MeanPoolProjection",
     "RandomProjection",
-    "SequenceParallel",
     "Spectrum",
     "__version__",
     "attention_spectrum",

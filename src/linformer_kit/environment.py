@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 import subprocess
@@ -97,9 +98,14 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The git commit of the package, with `+` appended if files have changed; None outside a git checkout."""
+    """The git commit of the package, with `+` appended if files have changed; None outside its own git checkout."""
+    root = Path(__file__).parents[2]
+    project = root / "pyproject.toml"
+    if not ((root / ".git").exists() and project.exists() and 'name = "linformer-kit"' in project.read_text()):
+        return None  # installed, or copied into another project, whose commits say nothing of the package
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    of_here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # not of a git hook
     try:
-        return subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
+        return subprocess.check_output(command, cwd=root, env=of_here, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None

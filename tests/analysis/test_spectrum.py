@@ -77,7 +77,7 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, capsys):
     [
         (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
         (["--energy", "0"], "energy: expected greater than 0, got 0"),
-        (["--samples", "99"], "9.txt: expected UTF-8 text, got the byte 0xff"),
+        (["--samples", "99"], "9.txt line 1: expected UTF-8 text, got the byte 0xff"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):

@@ -172,8 +172,12 @@ def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
         ("a: 1\nb: [\n", "bad.yaml: expected YAML, got while parsing a flow node expected the node content"),
         ("a: 1\nb: 2\na: 1\n", "bad.yaml: expected YAML, got a twice in "),
         ("a: &a [1, 2]\nb: [*a, *a]\n", "bad.yaml: expected YAML, got an alias in "),
-        ("a: 2001-99-99\n", "bad.yaml: expected YAML, got month must be in 1..12"),
-        ("1: 2\n", "bad.yaml: expected YAML of names and values, got {1: 2}"),
+        ("a: !!timestamp 2001-99-99\n", "bad.yaml: expected YAML, got month must be in 1..12"),
+        ("~: 2\n", "bad.yaml: expected YAML of names and values, got {None: '2'}"),
+        ("learning_rate: yes\n", "learning_rate: expected a valid number, got yes"),
+        ("adam_beta1: off\n", "adam_beta1: expected a valid number, got off"),
+        ("seed: !!bool yes\n", "seed: expected a number, got True"),
+        ("seed: 1:30\n", "seed: expected a valid integer, got 1:30"),
         ("just text", "bad.yaml: expected YAML of names and values, got 'just text'"),
     ],
 )
@@ -185,6 +189,17 @@ def test_bad_files_of_settings(content, message, capsys, tmp_path, monkeypatch):
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert message in error
+
+
+def test_a_file_of_settings_means_what_the_command_line_means(tmp_path):
+    (tmp_path / "some.yaml").write_text(
+        "fp16: yes\nbf16: false\nseed: 010\ntokenizer: no\nsplit_seed: null\nmodel: {projected_dim: [[3, 2], [1, 2]]}\n"
+    )
+    settings = parse(["pretrain", "--config", str(tmp_path / "some.yaml")])[1]
+    assert (settings.fp16, settings.bf16, settings.seed, settings.tokenizer) == (True, "false", 10, "no")
+    assert settings.split_seed is None and settings.model.projected_dim == [[3, 2], [1, 2]]
+    with pytest.raises(SystemExit):
+        main(["bench", "--lengths", "[yes, 512]"])
 
 
 def test_print_config_names_every_setting(capsys):

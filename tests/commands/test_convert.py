@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -10,10 +11,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import (
     AutoModel,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from linformer_cli.cli import main
@@ -21,6 +25,8 @@ from linformer_cli.settings import ConvertSettings
 from linformer_kit import LinformerModel
 from linformer_kit.files.manifest import damage
 from linformer_kit.interop import convert
+from linformer_kit.linearized import adapter
+from linformer_kit.linearized.adapter import base_fingerprint
 from tests.conftest import encoded_lengths, fail, pad_always, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
@@ -31,13 +37,13 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     source("RobertaForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     pad_always(tmp_path / "theirs", 11)
-    options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
+    options = ["--projected_dim", "7", "--sharing", "layerwise", "--sliding_window", "4"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
     assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out and "Weights of the" not in out
     assert "1 matrices E and F (linear). They are untrained" in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
-    assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
+    assert (model.config.sharing, model.config.sliding_window) == ("layerwise", 4)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
     assert encoded_lengths(tmp_path / "ours", "w7", "w7 " * 99) == [1, 37]
@@ -166,14 +172,64 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     save_tokenizer(tmp_path / "theirs")
     encoder = Transformer(str(tmp_path / "theirs"), max_seq_length=13)
     modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
-    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    prompts = {"query": "w9 "}
+    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "theirs"))
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
     (tmp_path / "texts.txt").write_text("w7 w9\n")
     main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
     assert ("a plain encoder" in caplog.text) != embeds
+    untrained = "E and F were never trained: the embeddings mean nothing yet" in caplog.text
+    left_out = "theirs: not in the result: Pooling, Normalize, prompts" in caplog.text
+    assert untrained == left_out == (not embeds)
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     assert loaded.max_seq_length == limit
+
+
+def test_a_model_of_images_in_place(tmp_path, capsys):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
+    out = capsys.readouterr().out
+    assert "LinearViTForImageClassification" in out and "tokenizer" not in out.lower()
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
+    assert (tmp_path / "ours" / "preprocessor_config.json").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--in_place"]])
+def test_the_head_of_a_setfit_folder_is_named(options, tmp_path, caplog):
+    source("BertModel", tmp_path / "theirs")
+    (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
+    (tmp_path / "theirs" / "model_head.pkl").write_bytes(b"")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    assert "theirs: not in the result: model_head.pkl" in caplog.text
+
+
+def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
+    """Of the new n, if there is one; recognised by the fingerprint of the source."""
+    source("BertModel", tmp_path / "theirs")
+    theirs = AutoModel.from_pretrained(tmp_path / "theirs")
+    for name, longest in (("ours-37", None), ("ours-74", 74)):
+        (tmp_path / name).mkdir()
+        about = {
+            "base_model": {"fingerprint": base_fingerprint(theirs)},
+            "linearize": {"max_position_embeddings": longest},
+        }
+        (tmp_path / name / "linformer.json").write_text(json.dumps(about))
+    shipped = {name: tmp_path / name for name in ("ours-37", "ours-74")}
+    monkeypatch.setattr(adapter, "shipped_adapters", lambda: shipped)
+    longer = ["--max_position_embeddings", "74"]
+    for name, options in (("ours-37", []), ("ours-74", longer)):
+        main(["convert", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), "--in_place", *options])
+        advice = f"convert with `--adapter {name}`, which ships for this model, or run `linformer distill`"
+        assert advice in capsys.readouterr().out
+    torch.nn.init.ones_(theirs.embeddings.LayerNorm.bias)  # other weights
+    theirs.save_pretrained(tmp_path / "others")
+    main(["convert", str(tmp_path / "others"), str(tmp_path / "linear"), "--in_place"])
+    assert "--adapter" not in capsys.readouterr().out
 
 
 def test_rejected_in_place(tmp_path, capsys):

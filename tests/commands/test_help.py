@@ -76,7 +76,7 @@ def test_usage(name, usage, capsys):
         ("distill", "--projection", "[default: mean_pool]"),
         ("convert", "--projection", "[default: linear, in place mean_pool]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
-        ("pretrain", "--learning_rate", "[recipe: 0.006]"),
+        ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
     ],
 )  # fmt: skip
 def test_what_help_says_of_a_setting(name, option, told, capsys):

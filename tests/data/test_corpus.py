@@ -46,6 +46,27 @@ def numbered(count, word="document"):
     return [f"{word} {number}" for number in range(count)]
 
 
+def test_a_cache_without_a_home_or_that_cannot_be_written(tmp_path, load, monkeypatch):
+    write_lines(tmp_path / "a.txt", numbered(11))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=rf"^cache_dir: expected a folder, got the file {tmp_path}/file$"):
+        load("a.txt", document="line", cache_dir=str(tmp_path / "file" / "cache"))
+    for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_entry(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.raises(InputError, match=r"^cache_dir: expected a folder, got ~/.cache/linformer_kit without a home"):
+        load("a.txt", document="line", cache_dir=None)
+    with pytest.raises(InputError, match=r"^train_file: no such file or folder: ~/a.txt$"):
+        load_corpus(CorpusSettings(train_file=["~/a.txt"]), seed=0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    assert len(load("a.txt", document="line", cache_dir=None).train) == 10
+    assert (tmp_path / "there" / "linformer_kit" / "documents").is_dir()
+
+
 def test_split_is_of_the_asked_size_by_documents_and_seed_and_not_by_their_order(tmp_path, load):
     write_lines(tmp_path / "a.txt", numbered(101))
     corpus = load("a.txt", document="line", validation_fraction=0.07, seed=3)

@@ -128,9 +128,14 @@ def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
         (["10", "9", "9"], ("9", "10"), [1, 0, 0]),
         (["-1", 1, "0"], ("-1", "0", "1"), [0, 2, 1]),
         (["1.0", "0", 1.0, "0.0"], ("0", "1"), [1, 0, 1, 0]),
-        (["1.0", "1.1", "1.0"], ("1.0", "1.1"), [0, 1, 0]),
+        (["1.0", "v1.1", 1], ("1", "v1.1"), [0, 1, 0]),
         (["9" * 5000, "1"], ("1", "9" * 5000), [1, 0]),
-        (["01", "1", " [UNK]"], ("01", "1", "[UNK]"), [0, 1, 2]),
+        (["01", "1", " [UNK]", "(other)", "f(x, y)"], ("(other)", "01", "1", "[UNK]", "f(x, y)"), [1, 2, 3, 0, 4]),
+        (
+            ["cafe\u0301", "caf\u00e9", "tea\u200b", "tea", "a\u00a0 b", "a b"],
+            ("a b", "caf\u00e9", "tea"),
+            [1, 1, 2, 2, 0, 0],
+        ),
         ([["a", "b"], [], ["b", "b"]], ("a", "b"), [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
     ],
 )
@@ -145,14 +150,41 @@ def test_classes_are_numbered_in_their_order(values, names, targets):
     ("values", "message"),
     [
         (["a", float("nan")], "t line 3: no class in 'label'; expected one"),
-        (["a", 1.5], "t line 3: 'label' is float; expected a class, as text or a whole number"),
+        (["a", "nan"], "t line 3: no class in 'label'; expected one"),
+        (["a", True, {}], "t line 4: 'label' is dict; expected a class, as text or a whole number"),
+        *(
+            (
+                ["a", value],
+                f"t line 3: 'label' is {value}, a number with a fraction; expected a class, as text or a whole",
+            )
+            for value in (1.5, "0.73", "-.5", "1,5", "1e-05", "2.5E+3")
+        ),
         (["a", ["b"]], "t line 3: 'label' is a list; expected one class as in t line 2"),
         (
             [[0, 1], [1, 0, 1]],
             "t line 3: 'label' is [1, 0, 1], as if a 0 or 1 stood for each class; expected the names",
         ),
         (["a", "[1 0\n 1]"], "t line 3: 'label' is '[1 0\\n 1]', a list as text; expected one class"),
-        (["['a', 'b']"], "t line 2: 'label' is \"['a', 'b']\", a list as text; expected one class"),
+        ([[1, 0], [0, 1], [1, 0]], "t line 2: 'label' is ['1', '0'], as if a 0 or 1 stood for each class"),
+        ([[True, False]], "t line 2: 'label' is ['True', 'False'], as if a 0 or 1 stood for each class"),
+        *(
+            ([value], f"t line 2: 'label' is {value!r}, a list as text; expected one class")
+            for value in (
+                "['a', 'b']",
+                "('a', 'b')",
+                "('a',)",
+                "{'a'}",
+                "[a, b]",
+                "{a,b}",
+                "(1, 2)",
+                "[]",
+                "()",
+                "set()",
+                "array(['a'], dtype=object)",
+                "frozenset({'a'})",
+                '{"a": 1}',
+            )
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(values, message):
@@ -164,7 +196,10 @@ def test_a_row_that_cannot_be_used_is_named(values, message):
     ("values", "message"),
     [
         (["a", "a"], "expected two or more classes, got only 'a' in 2 rows"),
-        (map(str, range(11)), "expected classes, got another value in each of 11 rows"),
+        ([["a", "b"], ["b", "a"]], "expected two or more classes, got only 'a', 'b' in 2 rows"),
+        ([[], []], "expected two or more classes, got none in 2 rows"),
+        (map(str, range(11)), "expected classes, got 11 different values in 11 rows"),
+        (map(str, [*range(99), 98, 97]), "expected classes, got 99 different values in 101 rows"),
     ],
 )
 def test_there_must_be_something_to_tell_apart(values, message):
@@ -178,3 +213,26 @@ def test_an_unknown_class_names_those_that_are_known():
     many = Labels(tuple(f"c{number}" for number in range(11)))
     with pytest.raises(InputError, match=r"'c9', …$"):
         many.number("0", source="t line 9", column="label")
+
+
+def test_classes_of_a_model_are_compared_as_those_of_a_file():
+    labels = Labels(("cafe\u0301", "1.0"))
+    assert [labels.number(name, source="t", column="label") for name in ("caf\u00e9", "cafe\u0301", "1")] == [0, 0, 1]
+
+
+def test_joined_classes_and_empty_texts_give_a_warning(tmp_path, caplog):
+    rows = ["one,a|b", ",a", "two,b", "three,Arts; crafts", " ,a"]
+    path = write(tmp_path / "t.csv", "\n".join(["text,label", *rows]))
+    held_out = write(tmp_path / "v.csv", "text,label\nnew,a\n")
+    with caplog.at_level(logging.WARNING):
+        load_labelled(settings(train_file=[path], validation_file=[held_out]))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"train: 2 of 5 texts are empty; the first: {path} line 3",
+        "label_column 'label': 'a|b' are taken for one class each; if a text may have several classes, give lists in JSON "
+        "Lines or Parquet",
+    ]
+    pairs = write(tmp_path / "p.csv", "text,other,label\nx,,a\n")
+    asked = EvaluateSettings(model="none", validation_file=[pairs], text_pair_column="other")
+    with caplog.at_level(logging.WARNING):
+        load_measured(asked, Columns("text"))
+    assert f"validation: 1 of 1 texts are empty; the first: {pairs} line 2" in caplog.text

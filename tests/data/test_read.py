@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from linformer_cli.errors import InputError
 from linformer_kit.data.files import find_files, text_files
-from linformer_kit.data.read import read_documents
+from linformer_kit.data.read import load_hub, read_documents
 
 NOTES = "\n one\n two\n\n \n\nthree\n"
 
@@ -39,6 +45,14 @@ def test_a_text_file_is_one_document_or_one_for_each_line(tmp_path):
         ("a.jsonl", '{"text": "a\\nb"}\n\n{"text": " "}\n{"text": "2020-01-01", "id": 3}\n', ["a\nb", "2020-01-01"]),
         ("a.json", b'\xef\xbb\xbf{"text": "e"}', ["e"]),
         ("a.csv", b"\xef\xbb\xbftext\ne", ["e"]),
+        ("a.csv", 'id;text\n1,5;"a; ""b"""\n2;c, d\n', ['a; "b"', "c, d"]),
+        ("a.csv", '"id"\t"text"\n1\t"a\nb"\n', ["a\nb"]),
+        ("a.csv", b"\xef\xbb\xbfid|text\n1|e", ["e"]),
+        ("a.tsv", 'id,text\n1,"a, b"\n', ["a, b"]),
+        ("stdin", 'id;text\n1;"a\nb"\n', ["a\nb"]),
+        ("stdin", b"\xef\xbb\xbftext\ne", ["e"]),
+        ("stdin", '\ufeff{"text": "a\\nb"}\n', ["a\nb"]),
+        ("stdin", "a text, or id\n{two}\n", ["a text, or id\n{two}\n"]),
         ("a.txt", b"\xef\xbb\xbfe", ["e"]),
     ],
 )  # fmt: skip
@@ -62,7 +76,10 @@ def test_parquet_whole_or_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"abc\xffdef", "{}: expected UTF-8 text, got the byte 0xff"),
+        ("a.txt", b"abc\xffdef", "{} line 1: expected UTF-8 text, got the byte 0xff; save it as UTF-8 (in Excel: CSV UTF-8)"),
+        ("a.csv", b"text\n" + "é\n".encode() * 9000 + b"caf\xe9\n", "{} line 9002: expected UTF-8 text, got the byte 0xe9; save it as UTF-8 (in Excel: CSV UTF-8)"),
+        ("a.csv", "body;id\nx;1\n", "{}: no column 'text' (text_column); it has 'body', 'id'"),
+        ("a.csv", "text;id\nx;1;y\n", "{} line 2: expected 2 fields as in the header, got 3"),
         ("a.csv", "id,body\n1,x\n", "{}: no column 'text' (text_column); it has 'id', 'body'"),
         ("a.csv", "text,id,text\nx,1,y\n", "{}: expected one column 'text' (text_column), got 2 of that name"),
         ("a.csv", "text,id\nx,1,y\n", "{} line 2: expected 2 fields as in the header, got 3"),
@@ -80,6 +97,48 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
     path = write(tmp_path / name, content)
     with pytest.raises(InputError, match=f"^{re.escape(message.format(path))}$"):
         read(path)
+
+
+def test_a_pipe_is_read_as_a_file(tmp_path, monkeypatch):
+    """As often as asked for, by its suffix if it has one, else as what fits its first line; a device is no pipe."""
+
+    def piped(content: bytes) -> str:
+        reader, writer = os.pipe()
+        os.write(writer, content)
+        os.close(writer)
+        return f"/dev/fd/{reader}"
+
+    table, lines = b"text,label\nx,a\n", b"one\ntwo\n"
+    parquet = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), parquet)
+    for content, expected in ((table, ["x"]), (parquet.read_bytes(), ["x"]), (lines, ["one", "two"])):
+        (path,) = find_files([piped(content)], field="file")
+        assert read(path, "line") == read(path, "line") == expected
+    (tmp_path / "stdin").symlink_to(write(tmp_path / "a.csv", table))
+    assert find_files([str(tmp_path / "stdin")], field="file") == (tmp_path / "a.csv",)
+    (tmp_path / "other").symlink_to(write(tmp_path / "without", table))
+    assert read(*find_files([str(tmp_path / "other")], field="file")) == ["x"]
+    with pytest.raises(InputError, match="file: no such file or folder: /dev/zero"):
+        find_files(["/dev/zero"], field="file")
+    with pytest.raises(InputError, match=r"^file: /dev/fd/\d+ is empty; expected text"):
+        find_files([piped(b"")], field="file")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"^file: expected a file, which all processes can read, got /dev/fd/"):
+        find_files([piped(table)], field="file")
+
+
+def test_a_named_pipe_keeps_its_suffix(tmp_path):
+    os.mkfifo(tmp_path / "q.csv")
+    threading.Thread(target=(tmp_path / "q.csv").write_text, args=["text\nx\n"], daemon=True).start()
+    (path,) = find_files([str(tmp_path / "q.csv")], field="file")
+    assert path.name == "q.csv" and path.parent != tmp_path and read(path) == ["x"]
+
+
+@pytest.mark.e2e
+def test_what_standard_input_held_is_removed_at_exit():
+    code = "from linformer_kit.data.files import find_files; print(*find_files(['/dev/stdin'], field='file'))"
+    told = subprocess.run([sys.executable, "-c", code], input="text\nx\n", capture_output=True, text=True, check=True)
+    assert told.stdout.endswith("/pipe\n") and not Path(told.stdout.strip()).parent.exists()
 
 
 def test_nesting_too_deep_for_python(tmp_path):
@@ -111,6 +170,20 @@ def test_no_file_to_read(tmp_path, given, message):
     path = str(tmp_path / given)
     with pytest.raises(InputError, match=f"^train_file: {re.escape(message.format(path))}$"):
         find_files([path], field="train_file")
+
+
+def test_a_folder_of_save_to_disk_is_a_data_set(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["x", "y"]})
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "some")
+    assert {name: split["text"][:] for name, split in load_hub(str(tmp_path / "one"), None).items()} == {
+        "train": ["x", "y"]
+    }
+    assert set(load_hub(str(tmp_path / "some"), None)) == {"train", "test"}
+    for name in ("one", "some", ""):
+        expected = "expected files of texts, or the folder as dataset_name, got"
+        with pytest.raises(InputError, match=rf"^file: {expected} \S+, a data set of `save_to_disk`$"):
+            find_files([str(tmp_path / name)], field="file")
 
 
 @pytest.mark.parametrize("folder", ["a/tests", "a"])

@@ -133,7 +133,7 @@ def test_attention(projection):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("bert", {"projection": "linear", "sharing": "layerwise", "shorter_input": "prefix"}),
+        ("bert", {"projection": "linear", "sharing": "layerwise"}),
         ("roberta", {}),
         ("vit", {"projection": "random"}),
     ],

@@ -11,21 +11,18 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch.distributed.run import parse_args
 
 from linformer_cli.cli import main
 from linformer_kit.data import files
 from tests.documentation import given
 from tests.documentation.pages import Step, steps
-from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, SCRIPT
 from tests.processes import run_processes
 
 _FILE = re.compile(r"# ([\w-]+\.py)\n")
-_IMPORTS = re.compile(r"^(?:import|from) ", re.MULTILINE)
 _PROCESSES = 2
 
 
@@ -43,46 +40,35 @@ def run_command(command: str) -> None:
     else:
         assert program == "torchrun", command
         options = parse_args(words)
-        script = ["-m"] * options.module + [options.training_script, *options.training_script_args]
-        run_processes(_PROCESSES, _one_process, _free_port(), os.getcwd(), script)
+        assert options.module and options.training_script == "linformer_kit", command
+        run_processes(_PROCESSES, _one_process, _free_port(), os.getcwd(), options.training_script_args)
 
 
-def run_python(block: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
-    """A block of Python by itself. One that names a file is saved under this name; one without imports is a part of a
-    program, which begins with what is presumed."""
+def run_python(block: str, replaced: Iterable[tuple[str, str]]) -> None:
+    """A block of Python by itself. One that names a file is saved under this name."""
     for old, new in replaced:
         block = block.replace(old, new)
     file = _FILE.match(block)
     if file:
         Path(file[1]).write_text(block, encoding="utf-8")
         return
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    if not _IMPORTS.search(block):
-        exec(compile(presumed, "what the page presumes", "exec"), namespace)
-    try:
-        exec(compile(block, "the page", "exec"), namespace)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    exec(compile(block, "the page", "exec"), {"__name__": "__main__"})
 
 
-def run_step(step: Step, options: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
+def run_step(step: Step, options: str, replaced: Iterable[tuple[str, str]]) -> None:
     """Run a step of a page, made small by further options or other numbers."""
     if step.kind == "python":
-        run_python(step.text, presumed, replaced)
+        run_python(step.text, replaced)
     else:
         run_command(f"{step.text} {options}")
 
 
-def _one_process(rank: int, port: int, folder: str, script: list[str]) -> None:
+def _one_process(rank: int, port: int, folder: str, words: list[str]) -> None:
     """A process of torchrun's."""
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": str(_PROCESSES), "LOCAL_WORLD_SIZE": str(_PROCESSES)}
-    if script[:2] == ["-m", "linformer_kit"]:
-        main(script[2:])
-    else:
-        _run_script(script)
+    main(words)
 
 
 def _run_script(words: list[str]) -> None:
@@ -117,7 +103,7 @@ def read(tmp_path, monkeypatch):
                 continue
             options = " ".join(more for begin, more in OPTIONS.items() if step.text.startswith(begin))
             try:
-                run_step(step, options, PRESUMED.get(page, ""), IN_PYTHON.get(page, {}).items())
+                run_step(step, options, IN_PYTHON.get(page, {}).items())
             except (Exception, SystemExit) as error:
                 raise AssertionError(f"{page}, line {step.line}: {step.name} {options}") from error
 

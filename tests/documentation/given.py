@@ -122,13 +122,6 @@ def _classifier(folder: Path) -> None:
     _encoder("RobertaForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})(folder)
 
 
-def _example(path: Path) -> None:
-    sizes, small = "= 4096, 4, 13, 4, 60\n", "= 128, 4, 13, 4, 10\n"
-    script = (ROOT / "examples" / path.name).read_text(encoding="utf-8")
-    assert sizes in script
-    path.write_text(script.replace(sizes, small), encoding="utf-8")
-
-
 def _images(path: Path) -> None:
     script = (ROOT / "examples" / path.name).read_text(encoding="utf-8")
     for long, short in (("EPOCHS = (0, 1, 2), 60", "EPOCHS = (0,), 1"), ("(224, 512)", "(144,)")):
@@ -155,7 +148,6 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "more-reviews.csv": _reviews,
     "new-reviews.csv": _reviews,
     "examples/images.py": _images,
-    "examples/sequence_parallel.py": _example,
 }
 
 

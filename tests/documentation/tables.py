@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _INSTALLS = "installs; `.ci/run` does it"
 _MACHINES = "several machines"
+_RAY = "installs; test_examples runs it"
 
 SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
 
@@ -16,6 +17,10 @@ NOT_RUN = {
     },
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
+    },
+    "linearize.md": {
+        "pip install 'ray[data]'": _RAY,
+        "python examples/embed_with_ray.py my-embedder articles.jsonl vectors --workers 2": _RAY,
     },
     "quickstart.md": {
         "pip install -e '.[export]'": _INSTALLS,
@@ -44,7 +49,7 @@ GIVEN = {
         "linformer_roberta_base.pt",
     ),
     "quickstart.md": ("sentence-transformers/all-MiniLM-L6-v2",),
-    "training.md": ("notes", "examples/sequence_parallel.py"),
+    "training.md": ("notes",),
 }  # fmt: skip
 
 # Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
@@ -75,25 +80,5 @@ IN_PYTHON = {
         "projected_dim=256)\nmodel": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009)\nmodel",
     },
     "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
-    "training.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
-}
-
-# What a block that is a part of a program presumes, by page.
-PRESUMED = {
-    "training.md": """
-import torch
-import torch.distributed as dist
-import linformer_kit as lk
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = lk.LinformerForMaskedLM(lk.LinformerConfig(num_hidden_layers=2, hidden_size=24, intermediate_size=29))
-batch = {"input_ids": torch.randint(5, 1000, (2, 37)), "labels": torch.randint(5, 1000, (2, 37))}
-parallel = lk.SequenceParallel(model, init_device_mesh("cpu", (1,)))
-piece = parallel.shard(batch)
-model = lk.LinformerForMaskedLM(model.config)
-path = "trained"
-""",
 }

@@ -8,6 +8,7 @@ import itertools
 import pkgutil
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.documentation.pages import PAGES, steps
 from tests.documentation.tables import NOT_RUN, SCRIPT
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_SCRIPT = re.compile(r"(?:`|^    )(python -m reproduce\.(?!common|NAME)[^`\n]+)", re.MULTILINE)
 _OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 # Of the parser, and of other programs that pages speak of.
 _OTHERS = {"help", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
@@ -37,9 +39,24 @@ def test_commands_are_whole_without_what_is_added():
         if step.text.startswith("linformer "):
             parse(shlex.split(step.text)[1:])
         elif step.text.startswith(SCRIPT):
-            _, _, module, *arguments = shlex.split(step.text)
-            script = importlib.import_module(module)
-            common.parse(script, script.Settings, arguments)
+            _parse_script(step.text)
+
+
+@pytest.mark.e2e
+def test_commands_of_scripts_in_tables_and_in_scripts_are_whole():
+    folder = Path(reproduce.__path__[0])
+    pages = [*PAGES.values(), folder.parent / "benchmarks" / "README.md", *folder.glob("*.py")]
+    texts = [re.sub(r"\\+\n *", "", path.read_text(encoding="utf-8")) for path in pages]  # commands on two lines
+    commands = [re.split("  |,", found)[0] for text in texts for found in _SCRIPT.findall(text)]
+    assert len(commands) > 40
+    for command in commands:
+        _parse_script(command)
+
+
+def _parse_script(command: str) -> None:
+    _, _, module, *arguments = shlex.split(command)
+    script = importlib.import_module(module)
+    common.parse(script, script.Settings, arguments)
 
 
 @pytest.mark.parametrize("page", PAGES)

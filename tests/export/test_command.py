@@ -130,11 +130,14 @@ def test_without_a_library_one_line_says_which(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch):
-    """PyTorch with a numerical error in place of an ONNX file."""
+def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplog):
+    """PyTorch with a numerical error in place of an ONNX file. Parts of an embedder that are left out are named."""
     model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model")))
+    modules = [{"path": path, "type": f"library.{path}"} for path in ("", "Pooling", "Dense")]
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
     monkeypatch.setattr(onnx_file, "write_onnx", lambda source, path: path.write_bytes(b"a file"))
     monkeypatch.setattr(onnx_file, "runner", lambda path: lambda inputs: [model.run(inputs)[0] + 0.01])
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
     assert "model: expected the exported model within " in error
+    assert "model: not in the result: Pooling, Dense" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} == {"model"}

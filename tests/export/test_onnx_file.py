@@ -20,7 +20,12 @@ HEADS = {
     "LinformerForSequenceClassification": {"sharing": "none", "num_hidden_layers": 1},
     "LinformerForTokenClassification": {"projection": "conv", "sharing": "key_value", "num_hidden_layers": 1},
     "LinformerForQuestionAnswering": {"projection": "max_pool", "num_hidden_layers": 1},
-    "LinformerModel": {"shorter_input": "stretch", "type_vocab_size": 3, "num_hidden_layers": 1},
+    "LinformerModel": {
+        "projection": "mean_pool",
+        "shorter_input": "stretch",
+        "type_vocab_size": 3,
+        "num_hidden_layers": 1,
+    },
 }
 MODERN_SIZES = {**BERT_SIZES, "hidden_size": 36, "local_attention": 7, "pad_token_id": 1}
 MODERN_SIZES |= {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
@@ -64,7 +69,7 @@ def test_encoders_of_transformers(class_name, tmp_path):
 
 
 LINEARIZED = {
-    "prefix": {"projection": "linear", "shorter_input": "prefix", "sharing": "layerwise", "sliding_window": 0},
+    "learned": {"projection": "linear", "sharing": "layerwise", "sliding_window": 0},
     "several blocks": {"sliding_window": 8, "global_tokens": 3},  # of queries, in the longest text
 }
 

@@ -18,8 +18,8 @@ import linformer_kit
 from linformer_cli.cli import main
 from linformer_kit.files import folders, manifest
 from linformer_kit.files.folders import find_checkpoint, rotate_checkpoints
-from linformer_kit.files.manifest import MANIFEST, checked_folder, damage, recover, write_manifest
-from linformer_kit.files.writing import write_whole
+from linformer_kit.files.manifest import MANIFEST, damage, recover, write_manifest
+from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.training.checkpoint import save_model
 from tests.faults.runs import finetune_command, pretrain_command, run_all
 
@@ -298,8 +298,9 @@ def test_nothing_is_written_through_a_link(tmp_path, precious, encoder):
     (run / ".run.json.part").symlink_to(precious / "thesis.txt")
     write_whole(run / "run.json", "new")
     save_model(LinformerForMaskedLM.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder), run)
-    with checked_folder(run / "checkpoint-1") as part:
+    with whole_folder(run / "checkpoint-1", replace=True) as part:
         (part / "file").write_text("new")
+        write_manifest(part)
     assert find_checkpoint(run) == (run / "checkpoint-1", []) and intact(precious)
 
 

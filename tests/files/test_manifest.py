@@ -11,14 +11,16 @@ import pytest
 from linformer_kit import InputError
 from linformer_kit.files import manifest
 from linformer_kit.files.folders import CHECKPOINT
-from linformer_kit.files.manifest import checked_folder, damage, read_json, recover
+from linformer_kit.files.manifest import damage, read_json, recover, write_manifest
+from linformer_kit.files.writing import whole_folder
 
 
 def write(folder, content="whole"):
-    with checked_folder(folder) as part:
+    with whole_folder(folder, replace=True) as part:
         (part / "below").mkdir()
         (part / "a.txt").write_text(content)
         (part / "below" / "b.txt").write_text("other")
+        write_manifest(part)
         assert not folder.exists() or (folder / "a.txt").read_text() != content
     return folder
 
@@ -58,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 def test_a_folder_is_replaced_at_once_and_kept_after_a_failure(tmp_path):
     folder = write(tmp_path / "checkpoint-1", "first")
-    with pytest.raises(KeyboardInterrupt), checked_folder(folder) as part:
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder, replace=True) as part:
         (part / "a.txt").write_text("half")
         raise KeyboardInterrupt
     assert damage(folder) is None and (folder / "a.txt").read_text() == "first"

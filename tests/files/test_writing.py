@@ -74,6 +74,14 @@ def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["existing", "new"]
 
 
+def test_what_a_killed_process_of_the_same_number_leaves_is_no_obstacle(tmp_path):
+    """In containers all processes have the same few numbers."""
+    (tmp_path / f".new.{os.getpid()}.part").mkdir()
+    with whole_folder(tmp_path / "new") as part:
+        (part / "one").touch()
+    assert os.listdir(tmp_path) == ["new"] and os.listdir(tmp_path / "new") == ["one"]
+
+
 # Folders for results: rejected before the work if they are not writable ------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise
+from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
 
 # Distinct sizes, but heads of a width that fused attention kernels take.
 SIZES = {
@@ -124,7 +124,8 @@ def masked_lm(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("projection", "sharing", "shorter_input"), pairs_of(PROJECTIONS, SHARINGS, SHORTER_INPUTS))
 def test_projections(device, projection, sharing, shorter_input, dtype):
-    compare(model_of(projection=projection, sharing=sharing, shorter_input=shorter_input), masked_lm, device, dtype)
+    given = shorter_inputs({"projection": projection, "sharing": sharing}, shorter_input)
+    compare(model_of(**given), masked_lm, device, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

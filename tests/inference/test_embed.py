@@ -98,6 +98,13 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     main(command(folder, output, "--resume"))  # nothing is left
     assert len(calls) == 4
+    record = tmp_path / "vectors.npy.run.json"
+    before = record.read_text()
+    for wrong in ("x", -5, None):
+        record.write_text(json.dumps(json.loads(before) | {"texts": wrong}))
+        message = f"resume: expected a number of texts in {record}, got {wrong!r}"
+        assert message in fail(capsys, *command(folder, output, "--resume"))
+    record.write_text(before)
     np.save(output, np.zeros((3, 2), dtype=np.float32))
     message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
     assert message in fail(capsys, *command(folder, output, "--resume"))

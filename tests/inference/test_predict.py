@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
         expected = {answer["label"]: answer["score"] for answer in classify(text)[0]}
         assert row["probabilities"] == pytest.approx(expected, abs=1e-2)
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_a_table_comes_through_a_pipe(model, texts, tmp_path, capsys):
+    """Read twice by `predict`, in any format, also by the column of the fine-tuning."""
+    trained = shutil.copytree(model, tmp_path / "trained")
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | {"trained_columns": {"text": "body"}}))
+    (trained / "manifest.json").unlink(missing_ok=True)
+    body = texts.read_bytes().replace(b"text,", b"body,", 1)
+    for folder, content in ((model, texts.read_bytes()), (trained, body)):
+        (tmp_path / "some.csv").write_bytes(content)
+        main(["predict", str(folder), str(tmp_path / "some.csv")])
+        expected = capsys.readouterr().out
+        reader, writer = os.pipe()
+        os.write(writer, content)
+        os.close(writer)
+        main(["predict", str(folder), f"/dev/fd/{reader}"])
+        os.close(reader)
+        assert capsys.readouterr().out == expected != ""
 
 
 def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys):
@@ -145,6 +165,8 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "output: expected another file than that of the texts",
         ),
         (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
+        (["/no-model", "{texts}", "--output", "."], "output: expected a file, got the folder ."),
+        (["/no-model", "{texts}", "--output", ""], "output: expected a file, got the folder ."),
         (["{model}", "{header}"], "file: expected texts, got none in header.csv"),
     ],
 )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+from typing import Any
 
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import linformer_kit as lk
 from linformer_kit import InputError
 from linformer_kit.models.encoder import runs_in_blocks
 from tests.conftest import KINDS, fields, randomise, tokens, values_of
+from tests.families import FAMILIES, build
 
 ATTENTION = ["q_proj", "k_proj", "v_proj"]
 ADAPTERS = {
@@ -95,3 +100,81 @@ def test_adapters_of_positions_are_merged_before_the_table_changes(config):
     merged = peft_model.merge_and_unload()
     merged.resize_sequence_length(41)
     assert merged.embeddings.position_embeddings.num_embeddings == 41 + merged.embeddings.position_offset
+
+
+def linearised(folder) -> Any:
+    """A classifier of transformers in a folder, loaded and made linear, with E and F that are not those of a start."""
+    torch.manual_seed(0)
+    model = lk.linearize(AutoModelForSequenceClassification.from_pretrained(folder), 7, projection="linear")
+    for projection in model.projections():
+        nn.init.normal_(projection.key_projection)
+    return model.eval()
+
+
+@pytest.fixture
+def original(tmp_path):
+    """The folder of a classifier with full attention."""
+    model = build(FAMILIES["bert"])
+    BertForSequenceClassification(model.config).save_pretrained(tmp_path / "original")
+    return tmp_path / "original"
+
+
+CASES = {
+    "lora": LoraConfig(target_modules=["query"], init_lora_weights=False),
+    "saved": LoraConfig(target_modules=["query"], modules_to_save=["classifier"], init_lora_weights=False),
+    "words": LoraConfig(target_modules=["query", "word_embeddings"], init_lora_weights=False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.e2e
+@torch.no_grad()
+def test_an_adapter_of_a_linearised_model_never_comes_back_with_full_attention(original, tmp_path, case, added):
+    """PEFT and transformers load the base model that the adapter names: a saved linear one, none, or the one beside."""
+    ids, config = torch.randint(5, 101, (2, 31)), copy.deepcopy(CASES[case])
+    linearised(original).save_pretrained(tmp_path / "linear")
+    for model, name in (
+        (linearised(original), str(tmp_path / "alone" / "base_model") if added else None),
+        (AutoModelForSequenceClassification.from_pretrained(tmp_path / "linear").eval(), str(tmp_path / "linear")),
+    ):
+        if added:
+            model.add_adapter(copy.deepcopy(config))
+        else:
+            model = get_peft_model(model, copy.deepcopy(config)).eval()
+        model.save_pretrained(tmp_path / "alone")
+        expected = model(ids).logits
+        assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == name
+        if name is None:
+            with pytest.raises(OSError):
+                AutoModelForSequenceClassification.from_pretrained(tmp_path / "alone")
+            again: Any = PeftModel.from_pretrained(linearised(original), tmp_path / "alone")
+        else:
+            again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "alone")
+        assert type(getattr(again, "base_model", again)).__name__ in ("LoraModel", "LinearBertModel")
+        torch.testing.assert_close(again.eval()(ids).logits, expected)
+        shutil.rmtree(tmp_path / "alone")
+
+
+@pytest.mark.e2e
+def test_a_training_saves_its_adapter_and_resumes(original, tmp_path):
+    rows = [{"input_ids": torch.randint(5, 101, (7,)), "labels": number % 2} for number in range(8)]
+    options = {"save_steps": 1, "report_to": [], "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.1}
+    config = LoraConfig(target_modules=["query"], task_type="SEQ_CLS")
+    states = []
+    for resume in (False, True):
+        model = get_peft_model(linearised(original), copy.deepcopy(config))
+        arguments = TrainingArguments(str(tmp_path / "run"), max_steps=2, **options)
+        Trainer(model, arguments, train_dataset=rows).train(str(tmp_path / "run" / "checkpoint-1") if resume else None)
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    torch.testing.assert_close(states[1], states[0])
+
+
+def test_a_model_that_was_made_longer_is_no_longer_the_one_in_its_folder(original, tmp_path):
+    linearised(original).save_pretrained(tmp_path / "linear")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "linear")
+    model.resize_sequence_length(122)
+    model.add_adapter(copy.deepcopy(CASES["lora"]))
+    model.save_pretrained(tmp_path / "alone")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "alone")
+    assert again.longest_sequence == 122

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import subprocess
@@ -18,7 +19,13 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    BertLMHeadModel,
     BertModel,
+    EncoderDecoderModel,
+    EsmConfig,
+    EsmForMaskedLM,
+    VisionEncoderDecoderModel,
+    VisionTextDualEncoderModel,
     modeling_utils,
 )
 from transformers.utils import output_capturing
@@ -88,6 +95,46 @@ def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [EncoderDecoderModel, VisionEncoderDecoderModel, VisionTextDualEncoderModel])
+@pytest.mark.e2e
+def test_part_of_a_composite_model(kind, model, tmp_path):
+    """Composite models build the configurations of their parts from the fields alone."""
+    images, ids = as_in_the_paper(build(FAMILIES["vit"]), 7), example(model, 31)
+    if kind is VisionTextDualEncoderModel:
+        texts = as_in_the_paper(build(FAMILIES["bert"]), 7)  # with a pooler
+        whole, inputs = kind(vision_model=images, text_model=texts), example(images, 0) | ids
+        output = "logits_per_image"
+    else:
+        decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+        encoder = images if kind is VisionEncoderDecoderModel else model.bert
+        whole = kind(encoder=encoder, decoder=decoder)
+        inputs, output = example(encoder, 31) | {"decoder_input_ids": torch.full((2, 3), 5)}, "logits"
+    whole.eval().save_pretrained(tmp_path)
+    again = kind.from_pretrained(tmp_path).eval()
+    part = again.vision_model if kind is VisionTextDualEncoderModel else again.encoder
+    assert type(part).__name__.startswith("Linear")
+    assert torch.equal(again(**inputs)[output], whole(**inputs)[output])
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 1, 2, 2]])
+def test_a_model_whose_layers_were_cut_or_multiplied_is_not_saved(layers, model, tmp_path):
+    kept = [copy.deepcopy(model.bert.encoder.layer[layer]) for layer in layers]
+    model.bert.encoder.layer = torch.nn.ModuleList(kept)
+    with pytest.raises(InputError, match=rf"^model: expected 3 attention layers, as .*, got {len(layers)}$"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_contacts_of_tokens_are_not_made_of_slots():
+    config = EsmConfig(**SIZES | {"pad_token_id": 1}, position_embedding_type="rotary")
+    model, ids = as_in_the_paper(EsmForMaskedLM(config).eval(), 7), torch.full((1, 5), 3)
+    for each in (model, model.esm):
+        with pytest.raises(InputError, match=r"^predict_contacts: expected a model with full attention"):
+            each.predict_contacts(ids, torch.ones_like(ids))
+    assert not hasattr(as_in_the_paper(build(FAMILIES["bert"]), 7), "predict_contacts")
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
@@ -167,6 +214,13 @@ def test_fields_of_other_kinds_are_rejected(name, value, message, model, tmp_pat
         AutoModel.from_pretrained(folder)
 
 
+def test_a_folder_that_stretches_matrices_is_rejected(model, tmp_path):
+    """Its outputs were other ones: nothing is read with `prefix` instead."""
+    folder = in_file(model, tmp_path, lambda fields: {**fields, "shorter_input": "stretch"})
+    with pytest.raises(InputError, match=r"^shorter_input: expected prefix, or a projection with windows .*, got '"):
+        AutoModel.from_pretrained(folder)
+
+
 @torch.no_grad()
 def test_a_class_of_which_nothing_was_built_yet_records_too(monkeypatch):
     """transformers learns what a class records when one is built, which a class that is changed is not."""
@@ -232,6 +286,10 @@ def test_no_model_of_a_bare_configuration(model):
             "projected_dim: expected one number for each of 3 heads, got 2",
         ),
         ({"sharing": "all"}, "sharing: expected 'none', .*, got all"),
+        (
+            {"shorter_input": "stretch"},
+            "shorter_input: expected prefix, or a projection with windows .*, got 'stretch'",
+        ),
         ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
         ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected 'extend' or 'interp"),
     ],
@@ -264,17 +322,18 @@ def test_the_probe_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 @torch.no_grad()
 def test_longer_later(name, tmp_path):
-    """Short texts give what they gave: with `prefix` bit for bit, with `stretch` for a multiple of n."""
-    for shorter_input in ("prefix", "stretch"):
+    """Short texts give what they gave, bit for bit."""
+    for projection, shorter_input in (("linear", "prefix"), ("mean_pool", "stretch")):
         torch.manual_seed(0)
-        model = as_in_the_paper(build(FAMILIES[name]), 7, shorter_input=shorter_input)
-        for projection in model.projections():
-            torch.nn.init.normal_(projection.key_projection, std=0.2)
+        model = as_in_the_paper(build(FAMILIES[name]), 7, projection=projection)
+        assert model.config.linformer["shorter_input"] == shorter_input
+        for matrix in (matrix for each in model.projections() for matrix in each.parameters()):
+            torch.nn.init.normal_(matrix, std=0.2)
         inputs = example(model, 43)
         before = model(**inputs)[0]
         model.resize_sequence_length(122)
         after = model(**inputs)[0]
-        assert torch.equal(before, after) if shorter_input == "prefix" else torch.allclose(before, after, atol=1e-4)
+        assert torch.equal(before, after)
         model.save_pretrained(tmp_path / shorter_input)
         loaded = AutoModel.from_pretrained(tmp_path / shorter_input).eval()
         long = example(model, 122)

@@ -47,10 +47,11 @@ def test_texts_of_as_many_tokens_as_slots_are_exact(name, tokens):
 
 
 @pytest.mark.parametrize("projection", ["linear", "dynamic", "random", "mean_pool", "max_pool", "conv"])
-def test_a_token_is_global_where_slots_are_windows(projection):
+def test_a_token_is_global_and_short_texts_fill_all_slots_where_slots_are_windows(projection):
     """Other slots of a short text hold each token several times, and one token would weigh little beside them."""
     fields = pair("bert", projection=projection)[1].config.linformer
-    assert fields["global_tokens"] == (projection not in ("linear", "dynamic", "random"))
+    windowed = projection not in ("linear", "dynamic", "random")
+    assert (fields["global_tokens"], fields["shorter_input"]) == ((1, "stretch") if windowed else (0, "prefix"))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

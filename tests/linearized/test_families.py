@@ -139,6 +139,13 @@ def test_rejected_with_the_reason(name):
     assert (type(model), list(model.state_dict()), model.training) == (kind, names, training)
 
 
+def test_a_model_without_weights_is_rejected():
+    with torch.device("meta"):
+        model = transformers.BertModel(transformers.BertConfig(**_SIZES, intermediate_size=24))
+    with pytest.raises(InputError, match=r"^model: expected one with weights, got BertModel on the meta device$"):
+        as_in_the_paper(model)
+
+
 TINY = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
 TINY |= {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 31, "pad_token_id": 0}
 

@@ -7,11 +7,11 @@ import inspect
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertModel, DataCollatorWithFlattening
 
-from linformer_kit import InputError
+from linformer_kit import InputError, LinformerModel, linearize
 from tests.conftest import as_in_the_paper, values_of
 from tests.families import FAMILIES, build, example
 
@@ -90,6 +90,22 @@ def test_compiled_once_for_every_length():
         torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
 
 
+@pytest.mark.e2e
+@pytest.mark.unchecked
+@torch.no_grad()
+def test_one_program_for_every_length():
+    """Also with fewer tokens than slots; one after the global token is too few for torch."""
+    model = linearize(BertModel(BertConfig(**SIZES | {"num_hidden_layers": 1})).eval(), 7)
+    length = torch.export.Dim("length", min=3, max=LENGTH)
+    inputs = example(model, 31, padded=True)
+    sizes = {name: {1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    for tokens in (5, LENGTH):
+        inputs = example(model, tokens, padded=True)
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(program(**inputs)[0][real], model(**inputs)[0][real], rtol=1e-4, atol=1e-4)
+
+
 def test_activation_checkpointing_repeats_what_was_asked_for(model):
     model.train()
     inputs = example(model, 31)
@@ -132,13 +148,36 @@ class Recorded(nn.Module):
         return self.inner(*arguments, **named)
 
 
-@pytest.mark.parametrize("name", ["is_causal", "attn_mask", "head_mask"])
+@pytest.mark.parametrize("name", ["is_causal", "attn_mask", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"])
 def test_arguments_that_slots_cannot_obey_are_rejected(model, name):
     ids = torch.ones(1, 5, dtype=torch.long)
     for each in (model, model.base_model):
         with pytest.raises(InputError, match=f"^{name}: expected none with linear attention"):
             each(ids, **{name: torch.ones(5, 5) if name != "is_causal" else True})
         each(ids, is_causal=False)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("linear", [True, False])
+def test_packed_texts_are_rejected(model, config, linear, first):
+    """As `DataCollatorWithFlattening` makes them; padding after, and positions in another order, are none."""
+    each = model if linear else LinformerModel(config())
+    collate = DataCollatorWithFlattening(position_ids_start=first)
+    packed = collate([{"input_ids": [5, 7, 9]}, {"input_ids": [6, 8]}])
+    with pytest.raises(InputError, match=r"^position_ids: expected those of one text .*, got positions that start aga"):
+        each(packed["input_ids"], position_ids=packed["position_ids"])
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    each(packed["input_ids"], attention_mask=mask, position_ids=packed["position_ids"])
+    each(packed["input_ids"], position_ids=torch.tensor([[3, 0, 1, 2, 4]]))
+
+
+@pytest.mark.parametrize("sliding_window", [0, 5])
+def test_keys_of_other_tokens_than_the_queries_are_rejected(sliding_window):
+    """Those of prefix tuning would shift windows and neighbours, and be the global token."""
+    model = of("bert", sliding_window=sliding_window, global_tokens=1)
+    config = PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=3)
+    with pytest.raises(InputError, match=r"^past_key_values: expected none .* each of 11 tokens, got 14 keys"):
+        get_peft_model(model, config)(**example(model, 11))
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 import transformers
+from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 
 import linformer_kit as lk
+from linformer_cli.cli import main
 from tests.conftest import encoded_lengths, pad_always, write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
@@ -74,3 +78,30 @@ def test_what_does_not_start_with_an_encoder_of_texts_is_rejected(folder):
     for model, message in cases:
         with pytest.raises(lk.InputError, match=rf"^model: expected .*{message}$"):
             lk.linearize(model)
+
+
+def test_a_bare_encoder_says_once_what_it_leaves_behind(folder, tmp_path, caplog):
+    for _ in range(2):
+        lk.linearize(transformers.AutoModel.from_pretrained(folder))
+    (message,) = warnings(caplog)
+    assert message.startswith(f"{folder}: pooling, normalisation, prompts and max_seq_length")
+    assert f"linearize(SentenceTransformer({str(folder)!r})) keeps them" in message
+    lk.linearize(transformers.AutoModelForMaskedLM.from_pretrained(folder))  # no embedder
+    teacher = transformers.AutoModel.from_pretrained(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "teacher")  # where it came from is not needed
+    lk.linearize(teacher)
+    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place"])  # keeps the files
+    assert len(warnings(caplog)) == 1
+
+
+def warnings(caplog) -> list[str]:
+    return [record.message for record in caplog.records if record.name.startswith("linformer_kit")]
+
+
+def test_an_adapter_of_an_embedder_is_saved_with_the_linear_model(folder, tmp_path):
+    model = lk.linearize(load(folder), 7, sliding_window=3)
+    model.add_adapter(LoraConfig(target_modules=["query"], init_lora_weights=False))
+    model.save(str(tmp_path / "saved"))
+    again = load(tmp_path / "saved")
+    assert type(again[0].model).__name__ == "LinearRobertaModel" and again.max_seq_length == 19
+    np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), rtol=0, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -32,7 +33,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
     [
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
-        ({"hidden_size": True}, "hidden_size: expected a valid integer, got True"),
+        ({"hidden_size": True}, "hidden_size: expected a number, got True"),
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
         ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
@@ -81,6 +82,17 @@ def test_a_file_replaces_no_method(config):
     name = "projected_dim_of"
     loaded = LinformerConfig.from_dict({**config().to_dict(), name: 3})
     assert callable(getattr(loaded, name)) and loaded.projected_dim_of(0) == 7
+
+
+@pytest.mark.parametrize("load", [AutoConfig.from_pretrained, LinformerModel.from_pretrained])
+@pytest.mark.parametrize("projection", ["linear", "random", "dynamic"])
+def test_a_folder_that_stretches_matrices_is_rejected(load, projection, config, tmp_path):
+    """Such as an old one: with `prefix` its outputs would be other ones."""
+    config(projection=projection).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "shorter_input": "stretch"}))
+    with pytest.raises(InputError, match=r"^shorter_input: expected prefix, or a projection with windows .*, got '"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("load", [AutoConfig.from_pretrained, LinformerModel.from_pretrained])

@@ -60,6 +60,26 @@ def test_classification_losses_are_those_of_transformers(config, labels, num_lab
     torch.testing.assert_close(out.loss, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
+def test_labels_of_any_whole_numbers(config, dtype):
+    ids = tokens(2, 31)
+    cases = [
+        (LinformerForMaskedLM, {"labels": ids}),
+        (LinformerForMaskedLM, {"labels": ids, "predicted_positions": torch.arange(7)}),
+        (LinformerForTokenClassification, {"labels": (ids % 3).masked_fill(ids % 2 == 0, -100)}),
+        (LinformerForSequenceClassification, {"labels": torch.tensor([2, 0])}),
+        (LinformerForSequenceClassification, {"labels": torch.tensor([[1, 0, 1], [0, 0, 1]])}),
+        (
+            LinformerForQuestionAnswering,
+            {"start_positions": torch.tensor([3, 7]), "end_positions": torch.tensor([5, 40])},
+        ),
+    ]
+    for model_class, arguments in cases:
+        model = model_class(config(num_labels=3)).eval()
+        other = {name: each if name == "predicted_positions" else each.to(dtype) for name, each in arguments.items()}
+        assert torch.equal(model(ids, **other).loss, model(ids, **arguments).loss)
+
+
 def test_the_classifier_reads_the_first_real_token(config):
     model = randomise(LinformerForSequenceClassification(config(num_labels=3))).eval()
     ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
@@ -127,6 +147,7 @@ def test_question_answering_loss_is_that_of_transformers(config):
         (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
         (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
         (LinformerForTokenClassification, {"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
+        (LinformerForTokenClassification, {"labels": IDS.float()}, "labels: expected whole numbers, got torch.float32"),
         (LinformerForMaskedLM, {"labels": IDS[:, 1:], "predicted_positions": IDS[0]}, "labels: expected [2, 31], got"),
         (LinformerForSequenceClassification, {"predicted_positions": IDS[0]}, "predicted_positions: expected None for"),
         (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
@@ -136,3 +157,17 @@ def test_question_answering_loss_is_that_of_transformers(config):
 def test_calls_rejected(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(**{"input_ids": IDS, **arguments})
+
+
+@pytest.mark.unchecked
+def test_rejected_labels_leave_the_model_as_it_was(config):
+    """Which problem it solves is inferred from labels that fit."""
+    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
+    for shape in ([2], [3, 2]):
+        with pytest.raises(InputError, match=re.escape(f"labels: expected [2, 3], got {shape}")):
+            model(IDS, labels=torch.zeros(shape))
+    with pytest.raises(IndexError):
+        model(IDS, labels=IDS[:, 0])
+    assert model.config.problem_type is None
+    model(IDS, labels=torch.zeros(2, 3))
+    assert model.config.problem_type == "multi_label_classification"

@@ -10,13 +10,24 @@ import torch
 from transformers import AutoModelForMaskedLM, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
 
 from linformer_kit import (
+    InputError,
     LinformerConfig,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import KINDS, SHARINGS, SHORTER_INPUTS, fields, of_shorter, randomise, tokens, values_of
+from tests.conftest import (
+    KINDS,
+    SHARINGS,
+    SHORTER_INPUTS,
+    fields,
+    of_shorter,
+    randomise,
+    shorter_inputs,
+    tokens,
+    values_of,
+)
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -136,7 +147,7 @@ def test_a_local_convolution_stands_beside_attention(config, norm_first):
 def test_padding_changes_nothing(config, kind, shorter_input, layers):
     """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
     sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
-    model = LinformerModel(config(shorter_input=shorter_input, **sizes, **fields(kind)))
+    model = LinformerModel(config(**sizes, **shorter_inputs(fields(kind), shorter_input)))
     model = randomise(model, scale=0.2).eval()
     ids = tokens(3, 31)
     with torch.no_grad():
@@ -323,3 +334,21 @@ def test_weights_are_those_before_dropout(config, projected_dim):
     out.last_hidden_state.pow(3).sum().backward()
     # Half of them were dropped, and what was dropped has no gradient.
     assert all(0.3 < (weights.grad[:, 0, :, :2] == 0).float().mean() < 0.7 for weights in out.attentions)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*KINDS, "full"])
+def test_a_trace_passes_its_own_check(config, kind):
+    """torch traces with gradients and checks without."""
+    model = LinformerModel(config(**fields(kind), return_dict=False)).eval()
+    torch.jit.trace(model, (tokens(2, 13),))
+
+
+def test_a_model_whose_layers_were_cut_is_not_saved(config, tmp_path):
+    model = LinformerModel(config())
+    model.encoder.layers = model.encoder.layers[:1]
+    with pytest.raises(InputError, match=r"^model: expected 2 attention layers, as its configuration says, got 1$"):
+        model.save_pretrained(tmp_path)
+    model.config.num_hidden_layers = 1
+    model.save_pretrained(tmp_path)
+    assert len(LinformerModel.from_pretrained(tmp_path).encoder.layers) == 1

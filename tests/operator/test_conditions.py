@@ -19,7 +19,7 @@ from linformer_kit import (
     linearize,
     operator,
 )
-from tests.conftest import KINDS, SHORTER_INPUTS, SIZES, fields, randomise, tokens, values_of
+from tests.conftest import KINDS, SHORTER_INPUTS, SIZES, fields, randomise, shorter_inputs, tokens, values_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -33,7 +33,7 @@ def masked_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(("kind", "shorter_input"), values_of(KINDS, SHORTER_INPUTS))
 def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
-    model = randomise(LinformerModel(config(**fields(kind), shorter_input=shorter_input))).eval()
+    model = randomise(LinformerModel(config(**shorter_inputs(fields(kind), shorter_input)))).eval()
     ids, mask = masked_batch()
     one_by_one = vmap(lambda row: model(row[None]).last_hidden_state[0])(ids)
     torch.testing.assert_close(one_by_one, model(ids).last_hidden_state, **CLOSE)

@@ -117,3 +117,22 @@ def test_what_has_no_place_is_an_error():
         empty.load_state_dict(nn.MultiheadAttention(EMBED, HEADS).state_dict(), assign=True)
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F
         ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})
+
+
+def test_the_longest_sequence_has_the_name_of_its_argument():
+    with pytest.raises(InputError, match=r"^max_seq_len: expected a positive integer, got None$"):
+        LinformerAttention(EMBED, HEADS)
+
+
+@pytest.mark.parametrize("projection", ["linear", "random"])
+def test_weights_for_another_length_come_with_a_hint(projection):
+    layer = LinformerAttention(EMBED, HEADS, N, K, projection=projection)
+    longer = LinformerAttention(EMBED, HEADS, 2 * N, K, projection=projection)
+    with pytest.raises(
+        RuntimeError, match=r"projection\.seq_len: expected weights for 62, got others: .*`projection\.resize`"
+    ):
+        longer.load_state_dict(layer.state_dict())
+    other = LinformerAttention(EMBED, HEADS, N, K - 2, projection=projection)
+    with pytest.raises(RuntimeError, match=r"size mismatch") as error:
+        other.load_state_dict(layer.state_dict())
+    assert "resize" not in str(error.value)

@@ -73,10 +73,10 @@ def test_windows_that_are_no_number_of_tokens_are_rejected(rejected):
 
 
 @pytest.mark.parametrize("lengths", [(7, 23), (7, 4)])
-@pytest.mark.parametrize("projection", ["linear", "mean_pool"])
+@pytest.mark.parametrize("projection", [{}, {"projection": "mean_pool", "shorter_input": "stretch"}])
 def test_queries_of_another_text_are_rejected(projection, lengths):
     """Also where every token is a slot: what works should not depend on the length."""
-    attention = layer(3, projection=projection, shorter_input="stretch")
+    attention = layer(3, **projection)
     queries, keys = (inputs(length=length) for length in lengths)
     message = re.escape(f"query, key: expected one length with sliding_window, got {lengths}")
     with pytest.raises(InputError, match=f"^{message}$"):

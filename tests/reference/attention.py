@@ -95,19 +95,6 @@ def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) ->
     return [window for window in cut if len(window)]
 
 
-def stretched(matrix: Tensor, length: int) -> Tensor:
-    """The columns of a matrix over n positions, spread over another number by how much of each falls on which."""
-    n = matrix.shape[-1]
-    result = matrix.new_zeros(matrix.shape[0], length)
-    for new in range(length):
-        for old in range(n):
-            # Both intervals in units of 1/(n·m), so that the overlap is a whole number of them.
-            overlap = min((new + 1) * n, (old + 1) * length) - max(new * n, old * length)
-            if overlap > 0:
-                result[:, new] += matrix[:, old] * (overlap / length)
-    return result
-
-
 def plain_projections(
     projection: fast.SequenceProjection, dims: tuple[int, ...]
 ) -> tuple[list[PlainProjection], list[PlainProjection]]:
@@ -136,10 +123,7 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
     if isinstance(projection, fast.ConvProjection):
         kernel = weight[head] if projection.sharing == "none" else weight
         return pool(lambda rows: sum(kernel[:, tap] * row for tap, row in enumerate(rows)))
-    matrix = _matrix(projection, weight, head, k)
-    if stretch:
-        return lambda rows: stretched(matrix, len(rows)) @ rows
-    return of_matrix(matrix)
+    return of_matrix(_matrix(projection, weight, head, k))
 
 
 def _matrix(projection: fast.SequenceProjection, weight: Tensor, head: int, k: int) -> Tensor:

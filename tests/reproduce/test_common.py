@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import subprocess
+import sys
+from dataclasses import field
+from pathlib import Path
 
 import pandas
 import pytest
 from matplotlib.figure import Figure
 
+from linformer_cli.settings.declare import Measurement, settings
 from reproduce import common
 
 MEASURED = []
 
 
-@dataclasses.dataclass(kw_only=True)
-class Settings:
-    """Settings of a small script.
+@settings
+class Settings(common.ScriptSettings):
+    """A small script."""
 
-    Attributes:
-        lengths: Values of n.
-        output_dir: The folder.
-    """
-
-    lengths: list[int] = dataclasses.field(default_factory=lambda: [2, 3])
-    output_dir: str | None = None
+    lengths: Measurement[list[int]] = field(default_factory=lambda: [2, 3])  # Values of n.
 
 
 def measure(settings: Settings, results: common.Results) -> None:
@@ -77,6 +75,8 @@ def test_what_is_measured_is_not_measured_again(tmp_path, capsys):
     [
         (["--lengths", "-3"], "lengths: expected positive numbers, got -3"),
         (["--lengths", "13"], "lengths: expected [2, 3], as in "),
+        (["--lengths", "few"], "lengths: expected a valid integer, got few"),
+        (["--length", "5"], "unrecognized arguments: --length 5 (did you mean --lengths?)"),
         (["--lengths", "5"], "output_dir: expected a new folder, or one with results of test_common, got "),
     ],
 )
@@ -89,4 +89,59 @@ def test_wrong_values_are_one_line(tmp_path, capsys, arguments, expected):
     with pytest.raises(SystemExit) as exit_:
         start(*arguments, "--output_dir", tmp_path / where)
     error = capsys.readouterr().err
-    assert exit_.value.code == 2 and error.startswith(f"test_common: error: {expected}") and error.count("\n") == 1
+    assert exit_.value.code == 2 and error.startswith(f"linformer: error: {expected}") and error.count("\n") == 1
+
+
+# Runs each script for its help, where modules of other packages than those of requirements.txt, and what these need,
+# are not found.
+_HELP = """
+import re, runpy, sys
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from packaging.requirements import Requirement
+
+def name_of(requirement):
+    return re.sub("[-_.]+", "-", requirement.name).lower()
+
+lines = Path("requirements.txt").read_text().splitlines()
+wanted = [Requirement(line) for line in lines if line and line[0] not in "#-"]
+known = {"linformer-kit"}
+while wanted:
+    requirement = wanted.pop()
+    if name_of(requirement) not in known:
+        known.add(name_of(requirement))
+        needed = map(Requirement, metadata.requires(requirement.name) or ())
+        extras = requirement.extras or {""}
+        wanted += [
+            each for each in needed if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+        ]
+owners = {
+    module: {re.sub("[-_.]+", "-", each).lower() for each in found}
+    for module, found in metadata.packages_distributions().items()
+}
+
+class Known(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        is_known = owners.get(name.partition(".")[0], known) & known
+        return super().find_spec(name, path, target) if is_known else None
+
+sys.meta_path[:] = [Known if finder is PathFinder else finder for finder in sys.meta_path]
+for script in sys.argv[1:]:
+    sys.argv[1:] = ["--help"]
+    try:
+        runpy.run_module(f"reproduce.{script}", run_name="__main__", alter_sys=True)
+    except SystemExit as exit_:
+        assert exit_.code == 0, script
+"""
+
+
+@pytest.mark.e2e
+def test_the_packages_of_the_requirements_are_enough_for_every_script():
+    root = Path(common.__file__).parents[1]
+    scripts = [path.stem for path in (root / "reproduce").glob("*.py") if "    run(Settings" in path.read_text()]
+    result = subprocess.run([sys.executable, "-c", _HELP, *scripts], cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert [f"usage: python -m reproduce.{name} " in result.stdout for name in scripts] == [True] * 12
+    assert "\n        .\n" not in result.stdout, "each setting has a sentence"

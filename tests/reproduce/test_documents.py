@@ -124,7 +124,7 @@ def test_what_cannot_be_used_is_one_line(start, options, message, capsys):
     with pytest.raises(SystemExit) as exit_:
         start(*options)
     error = capsys.readouterr().err.splitlines()[-1]
-    assert exit_.value.code == 2 and error.startswith(f"documents: error: {message}")
+    assert exit_.value.code == 2 and error.startswith(f"linformer: error: {message}")
 
 
 def test_ranks_by_hand():

@@ -21,7 +21,7 @@ def start(folder, *arguments: object) -> tuple[dict, str]:
 @pytest.fixture
 def tiny(monkeypatch):
     """Few tokens in a batch, and memory measured in this process."""
-    monkeypatch.setattr(script, "TOKENS", {"cpu": 74})
+    monkeypatch.setattr(measure, "_TOKENS", {"cpu": 74})
     monkeypatch.setattr(script, "MEMORY_TOKENS", 8192)
     monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
 

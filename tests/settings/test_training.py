@@ -24,12 +24,14 @@ def settings(command: str, **fields: object):
         ("pretrain", "learning_rate", float("nan"), "a finite number"),
         ("finetune", "seed", 2**32, "less than or equal to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "less than 1"),
+        ("finetune", "dataloader_num_workers", 1_000_000, "less than or equal to 256"),
+        ("finetune", "learning_rate", True, "a number"),
+        ("distill", "projected_dim", [[3, False]], "a number"),
         ("distill", "sharing", "all", "'none', 'headwise', 'key_value' or 'layerwise'"),
     ],
 )
 def test_values_out_of_range(command, name, value, expected):
-    got = value[-1] if isinstance(value, list) else value
-    with pytest.raises(InputError, match=f"^{re.escape(f'{name}: expected {expected}, got {got}')}$"):
+    with pytest.raises(InputError, match=f"^{re.escape(f'{name}: expected {expected}, got {value}')}$"):
         settings(command, **{name: value})
 
 

@@ -75,6 +75,7 @@ def test_the_list_of_those_that_ship(run, tmp_path, capsys, monkeypatch):
 def test_peft_loads_it(run, ids):
     teacher, student = run
     about = json.loads((student / "adapter" / "linformer.json").read_text())
+    assert about["linearize"]["shorter_input"] == "prefix", "the default of E and F, as resolved"
     linear = lk.linearize(AutoModel.from_pretrained(teacher), **about["linearize"])
     model = PeftModel.from_pretrained(linear, student / "adapter").eval()
     expected = AutoModel.from_pretrained(student)(ids).last_hidden_state

@@ -47,17 +47,27 @@ def test_processes_have_equally_many_texts_and_none_twice():
         assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
-def test_the_order_is_a_function_of_seed_and_epoch_and_groups_lengths():
-    lengths = [n * 7 % 101 for n in range(997)]
-    first = grouped_by_length(lengths, batch_size=2, seed=3, epoch=0)
-    torch.manual_seed(5)
-    assert grouped_by_length(lengths, batch_size=2, seed=3, epoch=0) == first and sorted(first) == list(range(997))
-    assert lengths[first[0]] == max(lengths)
-    for start in range(0, 900, 100):  # pools of 50 batches
-        pool = [lengths[index] for index in first[start : start + 100]]
-        assert len(set(pool)) > 20 and pool == sorted(pool, reverse=True)
-    assert grouped_by_length(lengths, batch_size=2, seed=3, epoch=1) != first
-    assert grouped_by_length(lengths, batch_size=2, seed=4, epoch=0) != first
+@pytest.mark.parametrize("count", [5, 100, 800, 5000])
+def test_batches_are_others_in_each_epoch_and_with_each_seed(count):
+    """Of similar lengths, in no order of lengths; the longest text in the first one, a smaller batch at the end."""
+    lengths = [n * 7919 % 1009 for n in range(count)]
+
+    def batches(seed: int, epoch: int) -> list[frozenset[int]]:
+        torch.manual_seed(epoch)
+        order = grouped_by_length(lengths, batch_size=16, seed=seed, epoch=epoch)
+        assert sorted(order) == list(range(count))
+        return [frozenset(order[start : start + 16]) for start in range(0, count, 16)]
+
+    first = batches(3, 0)
+    assert batches(3, 0) == first and max(lengths[index] for index in first[0]) == max(lengths)
+    for other in (batches(3, 1), batches(4, 0)):
+        assert count < 16 or len({*first, *other}) > 1.8 * len(first)
+    if count >= 800:
+        means = [np.mean([lengths[index] for index in batch]) for batch in first]
+        spreads = [np.ptp([lengths[index] for index in batch]) for batch in first]
+        assert np.median(spreads) < 200, "lengths of a batch are similar"
+        falls = np.mean(np.diff(means[1:]) < 0)
+        assert 0.3 < falls < 0.7, "long batches are not followed by shorter ones"
 
 
 def task_of(model, texts, tokenizer, **arguments: object) -> Classification:

@@ -126,7 +126,8 @@ def test_longer_than_its_teacher(teacher, texts, tmp_path):
     assert (found["longest"], found["piece_length"]) == (4 * LENGTH, LENGTH - 7)
 
 
-def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
+def test_what_sentence_transformers_needs_goes_along(texts, tmp_path, caplog):
+    """SetFit's head does not, and is named."""
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
     paths = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "sentence_transformers.models.Normalize"}
     modules = [{"path": path, "type": kind} for path, kind in paths.items()]  # 2_Normalize is empty, so not there
@@ -134,11 +135,21 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     (teacher / "1_Pooling").mkdir()
     (teacher / "1_Pooling" / "config.json").write_text("{}")
     (teacher / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
+    (teacher / "model_head.pkl").write_bytes(b"")
     distill(teacher, tmp_path / "student", train_file=texts, max_steps=2)
+    assert f"{teacher}: not in the result: model_head.pkl" in caplog.text
     assert json.loads((tmp_path / "student" / "modules.json").read_text()) == modules
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": LENGTH, "do_lower_case": False}
+
+
+def test_a_module_without_its_folder_is_found_before_training(texts, tmp_path, capsys):
+    """sentence-transformers could not load the student."""
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    (teacher / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
+    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
+    assert error.endswith("each with its folder: got no 1_Pooling") and not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize(

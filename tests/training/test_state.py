@@ -130,12 +130,13 @@ def test_the_result_is_the_best_or_the_last():
     ],
 )
 def test_schedules_are_those_of_transformers(kind, theirs, updates, warmup, tmp_path):
-    """The learning rate of every update, a share of all for a warm-up below 1 included."""
+    """The learning rate of every update, but for theirs of the first one, 0, which would be an update without effect."""
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=3e-3)
     arguments = transformers.TrainingArguments(str(tmp_path), warmup_steps=warmup, report_to="none", use_cpu=True)
-    schedule = theirs(optimizer, arguments.get_warmup_steps(updates), updates)
+    schedule = theirs(optimizer, arguments.get_warmup_steps(updates) + 1, updates + 1)
     ours = learning_rate_schedule(kind, updates=updates, warmup_steps=warmup)
     for update in range(updates):
-        assert 3e-3 * ours(update) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18), update
         optimizer.step()
         schedule.step()
+        assert 3e-3 * ours(update) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18), update
+        assert ours(update) > 0

@@ -67,7 +67,7 @@ class Tester:
 
     def get_config(self):
         if self.linearized:
-            return linearize(BertModel(BertConfig(**self.sizes)), self.slots).config
+            return linearize(BertModel(BertConfig(**self.sizes)), self.slots, sliding_window=0, global_tokens=0).config
         return LinformerConfig(projected_dim=self.slots, **self.sizes)
 
     def prepare_config_and_inputs_for_common(self):

@@ -35,6 +35,7 @@ from linformer_cli.settings.declare import (
     Texts,
     Timeout,
     Training,
+    Workers,
     settings,
 )
 from linformer_cli.settings.files import is_local_path
@@ -134,7 +135,7 @@ class TrainingSettings(ResumeSettings):
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
     use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
-    dataloader_num_workers: Machine[CountOrZero] = 0  # Number of worker processes that prepare batches.
+    dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
     ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
     # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
     report_to: Evaluation[str] = "tensorboard"
@@ -269,7 +270,7 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # Files, folders or globs with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+    # Files, folders, globs or pipes with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[list[File]]
     output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
@@ -344,14 +345,9 @@ class ExportSettings:
 
 
 @settings
-class BenchSettings:
-    """Compare time and memory with a Transformer on this machine."""
+class CostSettings:
+    """Encoders with random weights, whose time and memory are measured."""
 
-    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
-    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
-    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-    tokens: Measurement[Count | None] = None
-    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
     intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
@@ -360,17 +356,21 @@ class BenchSettings:
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
 
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            expected = f"a divisor of hidden_size {self.hidden_size}"
+            raise InputError(f"num_attention_heads: expected {expected}, got {self.num_attention_heads}")
+
 
 @settings
-class InspectSettings:
-    """Plot which slots a model's heads attend to on a text."""
+class BenchSettings(CostSettings):
+    """Compare time and memory with a Transformer on this machine."""
 
-    model: Argument[ModelName]  # Folder or hub id of a Linformer.
-    output_dir: Argument[Folder]  # New folder for figures and numbers.
-    # Text to run the model on, truncated to the model's maximum; default: the source of Python's argparse.
-    text: Texts[str | None] = None
-    layers: Measurement[list[int] | None] = None  # Layers to plot, counted from 0; default: up to four, evenly spaced.
-    heads: Measurement[list[int] | None] = None  # Heads to plot, counted from 0; default: up to four, evenly spaced.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
+    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+    tokens: Measurement[Count | None] = None
+    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
 
 
 @settings

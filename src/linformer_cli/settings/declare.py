@@ -28,6 +28,7 @@ from typing import get_type_hints as hints_of
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.files import spelled
@@ -67,6 +68,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
 Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
+Workers = Annotated[int, Field(ge=0, le=256)]  # processes; many more stop a machine before they could start
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
 # YAML reads `true` as a truth value.
 Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
@@ -83,6 +85,9 @@ def settings(kind: type[T], *, strict: bool = False) -> type[T]:
 
     With `strict`, values are not converted: "8" is no number.
     """
+    for name, hint in () if strict else inspect.get_annotations(kind).items():
+        if _kinds(hint) & {int, float, list}:
+            kind.__annotations__[name] = Annotated[hint, BeforeValidator(_not_a_truth_value)]
     config = ConfigDict(extra="forbid", coerce_numbers_to_str=not strict, strict=strict)
     checked: Any = dataclass(kw_only=True, config=config)(kind)
     make = checked.__init__
@@ -96,6 +101,15 @@ def settings(kind: type[T], *, strict: bool = False) -> type[T]:
 
     checked.__init__ = __init__
     return checked
+
+
+def _not_a_truth_value(value: Any) -> Any:
+    """A value in which nothing is a truth value, which pydantic would convert to a number."""
+    for each in value if isinstance(value, list) else ():
+        _not_a_truth_value(each)
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "a number")
+    return value
 
 
 class Setting(NamedTuple):

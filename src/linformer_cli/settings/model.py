@@ -43,8 +43,8 @@ class SlotSettings:
     # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling, in place
     # mean_pooling.
     projection_initializer: Linear[ProjectionInitializer | None] = None
-    # How inputs shorter than n use E and the pooling windows: the first columns and windows (`prefix`), or all,
-    # resampled to the length of the input (`stretch`); default: prefix, in place stretch.
+    # What inputs shorter than n use: the first columns of E and the first windows (`prefix`), or windows that tile the
+    # input (`stretch`); default: prefix, in place stretch where slots are windows of tokens.
     shorter_input: Linear[ShorterInput | None] = None
     # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
     # slots; 0: none, as in the paper (docs/operator.md); default: 0, in place 128.
@@ -71,7 +71,6 @@ class LinearizeSettings(PretrainedSlotSettings):
     sharing: Linear[Sharing] = "headwise"
     projection: Linear[Projection] = "mean_pool"
     projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
-    shorter_input: Linear[ShorterInput] = "stretch"
     sliding_window: Linear[Tokens] = 128
 
 

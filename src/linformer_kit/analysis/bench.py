@@ -12,19 +12,21 @@ from linformer_cli.errors import InputError
 from linformer_cli.outputs import check_new_folder, check_writable
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
-    Encoder,
+    MODES,
     Mode,
+    batch_of,
     can_measure_memory,
     dtype_of,
+    encoder_of,
+    interleaved,
     memory_of,
-    time_encoders,
+    prepared,
+    summary,
 )
 from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
-
-MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
 REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed these seconds
 SECONDS = 10.0
@@ -69,9 +71,6 @@ def main(settings: BenchSettings) -> None:
 
 def _check(settings: BenchSettings) -> torch.device:
     """Check the settings before any work, and return the device."""
-    if settings.hidden_size % settings.num_attention_heads:
-        expected = f"a divisor of hidden_size {settings.hidden_size}"
-        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")
     if min(settings.lengths) <= min(settings.projected_dims):
         expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
         raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
@@ -85,20 +84,13 @@ def _check(settings: BenchSettings) -> torch.device:
 def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[Record]:
     """Measure all encoders of one length; a record for each, the Transformer first."""
     dtype = getattr(torch, dtype_of(settings.dtype, device))
-    batch = max(1, (settings.tokens or (4096 if device.type == "cpu" else 65536)) // seq_len)
+    batch, layers = batch_of(settings.tokens, seq_len, device), settings.num_hidden_layers
     encoders = [
-        Encoder(
-            kind="roberta" if k is None else "linformer",
-            seq_len=seq_len,
-            projected_dim=k,
-            num_hidden_layers=settings.num_hidden_layers,
-            hidden_size=settings.hidden_size,
-            num_attention_heads=settings.num_attention_heads,
-            intermediate_size=settings.intermediate_size,
-        )
+        encoder_of(settings, "roberta" if k is None else "linformer", seq_len, k, num_hidden_layers=layers)
         for k in (None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len))
     ]
-    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=REPETITIONS, seconds=SECONDS)
+    runs = {encoder: prepared(encoder, batch, mode, device, dtype) for encoder in encoders}
+    times = interleaved(runs, device=device, repetitions=REPETITIONS, seconds=SECONDS)
     memory = can_measure_memory(device)
     return [
         {
@@ -106,7 +98,7 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
             "seq_len": seq_len,
             "projected_dim": encoder.projected_dim,
             "batch": batch,
-            **times[encoder],
+            **summary(times[encoder]),
             "peak_bytes": memory_of(encoder, batch, mode, device, dtype) if memory else None,
         }
         for encoder in encoders

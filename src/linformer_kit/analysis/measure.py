@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, RobertaConfig, RobertaModel
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
+from linformer_cli.settings import CostSettings
 from linformer_kit.environment import most_bytes, status_bytes, use_bf16
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel
@@ -34,11 +35,11 @@ Name = TypeVar("Name", bound=Hashable)
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5)
 Kind = Literal["linformer", "full", "roberta", "eager"]
 Mode = Literal["forward", "train"]
-Compiled = Literal["no", "default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
 
 _FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
 _WARM_UP_TOKENS = 64
-_COMPILING_RUNS = 3  # compiles, records and first replays CUDA graphs
+_TOKENS, _TOKENS_OF_ACCELERATORS = {"cpu": 4096}, 65536  # in a batch
 
 
 def interleaved(
@@ -158,7 +159,6 @@ class Encoder:
         seq_len: n, the maximum sequence length, which is also the measured one.
         projected_dim: k; None for Transformers.
         vocab_size: Tokens in the vocabulary; small, as the time of the lookup does not depend on it.
-        compiled: Mode of `torch.compile` of each layer; `no`: operation by operation.
     """
 
     kind: Kind
@@ -169,7 +169,12 @@ class Encoder:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     vocab_size: int = 1000
-    compiled: Compiled = "no"
+
+
+def encoder_of(settings: CostSettings, kind: Kind, seq_len: int, projected_dim: int | None, **fields: Any) -> Encoder:
+    """An encoder of the widths in the settings."""
+    widths = {name: getattr(settings, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)
 
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
@@ -185,12 +190,6 @@ def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode
             model = _model(encoder, fields)
     finally:
         torch.set_default_dtype(before)
-    if encoder.compiled == "reduce-overhead":
-        model.compile(mode=encoder.compiled, dynamic=False)  # whole: a graph's outputs are the inputs of the next one
-    elif encoder.compiled != "no":
-        # Layer by layer: one program for all of them, and compiled in the time of one.
-        for layer in next(part for part in model.encoder.children() if isinstance(part, nn.ModuleList)):
-            layer.compile(mode=encoder.compiled, dynamic=False)
     return model.to(device).train(mode == "train")
 
 
@@ -227,35 +226,16 @@ def runner(
     return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
 
 
-def time_encoders(
-    encoders: list[Encoder],
-    batch: int,
-    mode: Mode,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    repetitions: int,
-    seconds: float = 10.0,
-) -> dict[Encoder, dict[str, Any]]:
-    """Time a batch of random tokens in encoders of one length, with arguments as `interleaved`.
+def prepared(
+    encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A function for one run of a new encoder on a batch of random tokens."""
+    return runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
 
-    Returns:
-        `summary` of each, on an accelerator with `peak_bytes` of a run beside all weights.
-    """
-    torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
-    runs = {
-        encoder: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
-        for encoder in encoders
-    }
-    for encoder, run in runs.items():
-        if encoder.compiled != "no":
-            for _ in range(_COMPILING_RUNS):
-                run()
-    timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
-    peaks = (
-        {} if device.type == "cpu" else {name: {"peak_bytes": peak_bytes(run, device)} for name, run in runs.items()}
-    )
-    return {encoder: summary(taken) | peaks.get(encoder, {}) for encoder, taken in timings.items()}
+
+def batch_of(tokens: int | None, seq_len: int, device: torch.device) -> int:
+    """Sequences in a timed batch of about as many tokens, at least one; None: 4,096 tokens on a CPU, else 65,536."""
+    return max(1, (tokens or _TOKENS.get(device.type, _TOKENS_OF_ACCELERATORS)) // seq_len)
 
 
 def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:

@@ -5,11 +5,14 @@ The cache has Arrow files that are written once, atomically, and memory-mapped b
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import platform
+import shutil
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from glob import escape, glob
@@ -22,7 +25,8 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import names_only
-from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
+from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES, is_saved_dataset
+from linformer_kit.files.folders import check_writable
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.writing import whole_file
 
@@ -51,7 +55,7 @@ class TextFiles:
 
 
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
-    """Find the files that patterns match, sorted, each once.
+    """Find the files that patterns match, sorted, each once. What a pipe holds is copied into a file without suffix.
 
     Patterns are files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if they
     are named explicitly. `field` is the setting of the patterns, for errors.
@@ -66,20 +70,44 @@ def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = S
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir() or (not path.exists() and any(character in pattern for character in "*?[")):
         names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
         texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
+        if any(map(is_saved_dataset, {text.parent for text in texts})):
+            expected = "files of texts, or the folder as dataset_name"
+            raise InputError(f"{field}: expected {expected}, got {pattern}, a data set of `save_to_disk`")
         if not texts:
             raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
         return texts
-    if not path.is_file():
+    file = _as_file(path, field)
+    if not file.is_file():
         raise InputError(f"{field}: no such file or folder: {path}")
-    if path.suffix.lower() not in suffixes:
+    if file.suffix.lower() not in suffixes and (file.suffix or file == path):
         raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
-    if path.stat().st_size == 0:
+    if file.stat().st_size == 0:
         raise InputError(f"{field}: {path} is empty; expected text")
-    return [path]
+    return [file]
+
+
+def _as_file(path: Path, field: str) -> Path:
+    """A pipe, or standard input, as a file that can be read more than once; any other path unchanged.
+
+    What a pipe holds is copied into a temporary file, which is removed at exit.
+    """
+    linked = path.is_file() and path.is_symlink() and not path.suffix  # as standard input is in `< texts.csv`
+    if linked and (target := path.resolve()).suffix.lower() in SUFFIXES:
+        return target
+    if not linked and not path.is_fifo():
+        return path
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(f"{field}: expected a file, which all processes can read, got {path}")
+    folder = tempfile.TemporaryDirectory(prefix="linformer-")
+    atexit.register(folder.cleanup)
+    copy = Path(folder.name) / (path.name if path.suffix.lower() in SUFFIXES else "pipe")
+    with path.open("rb") as source, copy.open("wb") as target_file:
+        shutil.copyfileobj(source, target_file)
+    return copy
 
 
 def text_files(patterns: list[str] | None, *, field: str, document: str = "file", column: str = "text") -> TextFiles:
@@ -101,10 +129,15 @@ def content_hash(parts: Iterable[Any]) -> str:
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
-    if cache_dir:
-        return Path(cache_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
+    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder.
+
+    Raises:
+        InputError: without a home folder.
+    """
+    folder = os.path.expanduser(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/linformer_kit")
+    if folder.startswith("~"):
+        raise InputError(f"cache_dir: expected a folder, got {folder} without a home folder")
+    return Path(folder)
 
 
 def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]]) -> Dataset:
@@ -119,13 +152,15 @@ def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Ite
         The memory-mapped data set.
 
     Raises:
-        OSError: The file cannot be written; the error has the name of the file or its folder.
+        InputError: The file cannot be written, since its folder cannot be.
+        OSError: It cannot be written for another reason; the error has the name of the file.
     """
     if path.exists():
         try:
             return Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
             pass  # Damaged: write it again. Do not remove it: another process may just have replaced it.
+    check_writable(path.parent, "cache_dir")
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
         for batch in batches():

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int, Num
 from torch.utils.data import Dataset
 from tqdm import tqdm
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.labelled import Columns, Example, Labels
@@ -20,8 +22,6 @@ from linformer_kit.data.tokenizer import Encoder
 logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
-
-_BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,23 @@ class LabelledItems(Dataset[Item]):
 def grouped_by_length(
     lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int, multiple: int = 1
 ) -> list[int | None]:
-    """Random order that groups texts of similar length: a pure function of seed and epoch.
+    """Random order of batches of texts of similar length: a pure function of seed and epoch.
 
-    The longest text comes first, so that out-of-memory errors occur at the start.
+    The batches are those of transformers, which sorts random pools of texts, in random order. The first has the longest
+    text, so that out-of-memory errors occur at the start.
 
     Args:
         lengths: Lengths of the texts in tokens.
         batch_size: Texts per update.
         seed, epoch, multiple: As for `shuffled_blocks`.
     """
-    lengths = np.asarray(lengths)
-    order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
-    longest = int(lengths[order].argmax())
-    order[[0, longest]] = order[[longest, 0]]
-    pool = batch_size * _BATCHES_TOGETHER
-    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
-    pools = [texts[np.argsort(-lengths[texts], kind="stable")] for texts in pools]
-    return [*map(int, np.concatenate(pools)), *[FILLER] * (-len(lengths) % multiple)]
+    random = np.random.default_rng([seed, epoch])
+    generator = torch.Generator().manual_seed(int(random.integers(2**63)))
+    order = get_length_grouped_indices(np.asarray(lengths).tolist(), batch_size, generator=generator)
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    places = np.arange(len(batches))
+    random.shuffle(places[1 : len(order) // batch_size])  # an incomplete batch stays at the end
+    return [*(index for place in places for index in batches[place]), *[FILLER] * (-len(order) % multiple)]
 
 
 def labelled_inputs(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +24,16 @@ logger = logging.getLogger(__name__)
 ACCURACY, MACRO_F1, MICRO_F1 = "accuracy", "macro_f1", "micro_f1"
 
 _SHOWN = 10  # maximum number of classes that an error lists
+_MOST_DIFFERENT = 0.75  # share of rows with another value up to which values are taken for classes
 _INTEGER = re.compile(r"(0|-?[1-9]\d{,17})(\.0+)?", re.ASCII)  # with more digits it is a name
+_FRACTION = re.compile(r"[-+]?(\d*[.,]\d+(e[-+]?\d+)?|\d+e-\d+)", re.ASCII | re.IGNORECASE)
 _FLAGS = {"-1", "0", "1", "False", "True"}
-# A list of numbers, strings or truth values as Python and NumPy print it, which pandas writes to CSV.
-_PRINTED_LIST = re.compile(r"\[\s*((-?[\d.]|['\"]|True|False).*)?\]", re.DOTALL)
+_MISSING = {"", "nan", "NaN", "<NA>"}  # as pandas writes it
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200e\u200f\u2060\ufeff"))
+# A list, tuple, set or array as Python, NumPy and databases print it, and pandas writes it to CSV; [UNK] is a name.
+_PRINTED_LIST = re.compile(
+    r"(\w+\()?[\[{]\s*((-?[\d.]|['\"]|True|False|.*,).*)?[\]}].*|\(\s*((-?[\d.]+,|['\"]).*)?\)|set\(\)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,14 @@ class Labels:
         """What is measured; the first one selects the best model."""
         return (MICRO_F1, MACRO_F1, ACCURACY) if self.multi_label else (ACCURACY, MACRO_F1)
 
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {_canonical(name): number for number, name in enumerate(self.names)}
+
     def number(self, value: str, *, source: str, column: str) -> int:
         """The index of a class that is given as in a file; an `InputError` if it is unknown."""
-        for name in (value, _as_integer(value)):
-            if name in self.names:
-                return self.names.index(name)
+        if (number := self._numbers.get(_canonical(value))) is not None:
+            return number
         raise InputError(f"{source}: {column!r} is {value!r}; expected one of {listed_classes(self.names)}")
 
     def target(self, example: Example, *, column: str) -> int | list[float]:
@@ -90,7 +101,7 @@ def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
 
     Raises:
         InputError: at the first invalid row, with file and line: a missing text or class, or a mixture of single
-            classes and lists of classes.
+            classes and lists of classes; and for lists that all have a 0 or 1 for each of two classes.
     """
     examples: list[Example] = []
     for source, row in rows:
@@ -99,27 +110,36 @@ def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
             got, expected = ("a list", "one class") if example.multi_label else ("one class", "a list")
             raise InputError(f"{source}: {columns.label!r} is {got}; expected {expected} as in {examples[0].source}")
         examples.append(example)
+    if examples and all(len(example.values) == 2 and _FLAGS.issuperset(example.values) for example in examples):
+        raise _one_hot(examples[0].source, list(examples[0].values), columns.label)
     return examples
 
 
 def labels_of(examples: Sequence[Example], column: str) -> Labels:
-    """The classes that occur, integers in numerical order (1.0, as pandas writes 1, is 1), others alphabetically.
+    """The classes that occur, in numerical order if all are integers, else alphabetically.
+
+    Names that join others, such as `a|b` beside `a` and `b`, are logged as a warning.
 
     Raises:
-        InputError: for fewer than two classes (one, if multi-label), or a different class in each text.
+        InputError: for texts that all have the same classes, or nearly all another one.
     """
-    values = {value for example in examples for value in example.values}
-    if len(values) == len(examples) > _SHOWN:
-        raise InputError(
-            f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
-        )
-    integers = {_as_integer(value) for value in values}
-    names = sorted(values) if None in integers else sorted(filter(None, integers), key=int)
-    multi_label = examples[0].multi_label
-    if len(names) < (1 if multi_label else 2):
-        got = f"only {names[0]!r}" if names else "none"
+    values, uses = (
+        {value for example in examples for value in example.values},
+        sum(len(each.values) for each in examples),
+    )
+    names = sorted(values, key=int) if all(map(_INTEGER.fullmatch, values)) else sorted(values)
+    if len(names) > max(_SHOWN, uses * _MOST_DIFFERENT):
+        got = f"{len(names)} different values in {len(examples)} rows"
+        raise InputError(f"label_column {column!r}: expected classes, got {got}")
+    if len({frozenset(example.values) for example in examples}) < 2:
+        got = f"only {listed_classes(names)}" if names else "none"
         raise InputError(f"label_column {column!r}: expected two or more classes, got {got} in {len(examples)} rows")
-    return Labels(tuple(names), multi_label=multi_label)
+    parts = {name: [part.strip() for part in re.split("[|;,]", name)] for name in names}
+    count = Counter(part for each in parts.values() for part in each)
+    if joined := [name for name, each in parts.items() if len(each) > 1 and all(count[part] > 1 for part in each)]:
+        advice = "if a text may have several classes, give lists in JSON Lines or Parquet"
+        logger.warning(f"label_column {column!r}: {listed_classes(joined)} are taken for one class each; {advice}")
+    return Labels(tuple(names), multi_label=examples[0].multi_label)
 
 
 def listed_classes(names: Sequence[str]) -> str:
@@ -138,29 +158,36 @@ def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
     multi_label = isinstance(value, list)
     values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
     if len(set(values)) < len(values) and _FLAGS.issuperset(values):
-        raise InputError(
-            f"{source}: {columns.label!r} is {value!r:.40}, as if a 0 or 1 stood for each class; expected the names or "
-            "numbers of the text's classes"
-        )
+        raise _one_hot(source, value, columns.label)
     return Example(source, text, text_pair, tuple(dict.fromkeys(values)), multi_label)
+
+
+def _one_hot(source: str, value: list[Any], column: str) -> InputError:
+    return InputError(
+        f"{source}: {column!r} is {value!r:.40}, as if a 0 or 1 stood for each class; expected the names or "
+        "numbers of the text's classes"
+    )
 
 
 def _class(value: Any, source: str, column: str) -> str:
     """A class as a string: Parquet and JSON contain numbers, and floats in columns with missing values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if missing or (isinstance(value, str) and not value.strip()):
+    name = _canonical(str(value))
+    if value is None or name in _MISSING:
         raise InputError(f"{source}: no class in {column!r}; expected one")
-    if not isinstance(value, (str, int)):
-        raise InputError(f"{source}: {column!r} is {type(value).__name__}; expected a class, as text or a whole number")
-    return check_text(str(value).strip(), source=source, column=column)
+    fraction = _FRACTION.fullmatch(name)
+    if fraction or not isinstance(value, (str, int)):
+        got = f"{name}, a number with a fraction" if fraction else type(value).__name__
+        raise InputError(f"{source}: {column!r} is {got}; expected a class, as text or a whole number")
+    return check_text(name, source=source, column=column)
 
 
-def _as_integer(value: str) -> str | None:
-    """An integer in canonical form, else None: 01 is a name."""
-    match = _INTEGER.fullmatch(value)
-    return match[1] if match else None
+def _canonical(name: str) -> str:
+    """A class as it is compared: what prints alike is equal, and 1.0, as pandas writes 1, is 1; 01 is a name."""
+    name = " ".join(unicodedata.normalize("NFC", name.translate(_INVISIBLE)).split())
+    match = _INTEGER.fullmatch(name)
+    return match[1] if match else name
 
 
 @dataclass(frozen=True)
@@ -274,9 +301,16 @@ def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: 
             return []
         paths = find_files(patterns, field=field, suffixes=TABLE_SUFFIXES)
         place, rows = " ".join([field, *patterns]), (row for path in paths for row in read_table(path, columns.names()))
-    if examples := as_examples(rows, columns):
-        return examples
-    raise InputError(f"{place}: expected texts, got none")
+    examples = as_examples(rows, columns)
+    if not examples:
+        raise InputError(f"{place}: expected texts, got none")
+    if empty := [
+        each.source
+        for each in examples
+        if any(part is not None and not part.strip() for part in (each.text, each.text_pair))
+    ]:
+        logger.warning(f"{side}: {len(empty):,} of {len(examples):,} texts are empty; the first: {empty[0]}")
+    return examples
 
 
 def _check_source(settings: LabelledSettings, field: str) -> None:

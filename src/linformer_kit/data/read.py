@@ -1,13 +1,15 @@
-"""Reading of texts: rows of tables and documents, of files and of the hub, with errors that name file and line.
+r"""Reading of texts: rows of tables and documents, of files and of the hub, with errors that name file and line.
 
 | file            | one row, whose text column is a document                              |
 |-----------------|-----------------------------------------------------------------------|
 | .jsonl .json    | a line that holds one JSON object                                     |
-| .csv            | a record, fields quoted with " where needed                           |
+| .csv            | a record, fields quoted with " where needed, between , ; tab or \|     |
 | .tsv            | a line; quotes have no special meaning, as in GLUE                    |
 | .parquet        | a row                                                                 |
 
 A document of .txt, .py and .md is the whole file (`file`), or a non-blank line (`line`).
+
+A file without suffix, which is what a pipe held, is the kind that fits its first line.
 
 All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
 
@@ -21,14 +23,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.parquet
-from datasets import ClassLabel, Dataset, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
 from linformer_cli.errors import InputError, input_errors
 
@@ -39,6 +41,7 @@ Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values b
 Text = tuple[str, str | None]  # a text, and the second text of a pair
 
 _PARQUET_ROWS = 256
+_SEPARATORS = ",;\t|"
 # The csv module's default, 128 KiB, is shorter than many documents. This is the largest that every platform accepts.
 _LONGEST_FIELD = 2**31 - 1
 
@@ -63,9 +66,22 @@ class TextColumns:
         return text, check_text(row[self.text_pair], source=source, column=self.text_pair)
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file is a table by its suffix."""
-    return path.suffix.lower() in TABLE_SUFFIXES
+def is_table(path: Path, column: str) -> bool:
+    """Whether a file is a table, by its suffix, or without one by its first line, which names the column."""
+    return _kind(path, column) in TABLE_SUFFIXES
+
+
+def _kind(path: Path, column: str) -> str:
+    """The suffix of a file, or the one that fits its first line."""
+    if path.suffix:
+        return path.suffix.lower()
+    with path.open("rb") as file:
+        line = file.readline().decode("utf-8-sig", errors="replace")
+    if line.startswith("PAR1"):
+        return ".parquet"
+    if line.lstrip().startswith("{"):
+        return ".jsonl"
+    return ".csv" if any(column in _header([line], each) for each in _dialects(".csv")) else ".txt"
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
@@ -81,10 +97,10 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     Raises:
         InputError: At the first part that cannot be read, with file and line.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    kind = _kind(path, next(iter(columns.values())))
+    if kind == ".parquet":
         return _parquet_rows(path, columns)
-    return _delimited_rows(path, columns) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
+    return _json_rows(path, columns) if kind in (".json", ".jsonl") else _delimited_rows(path, columns, kind)
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
@@ -108,7 +124,7 @@ def read_inputs(
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
     """
     for path in paths:
-        if is_table(path):
+        if is_table(path, columns.text):
             yield from (columns.texts(source, row) for source, row in read_table(path, columns.names()))
         elif columns.text_pair is not None:
             raise InputError(f"text_pair_column: expected tables with a column {columns.text_pair!r}, got {path}")
@@ -133,9 +149,21 @@ def together(texts: Iterable[Text], *, count: float, characters: int) -> Iterato
 
 
 def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
-    """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it."""
+    """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it.
+
+    A folder of `save_to_disk` is read as well; without splits it is the training split.
+    """
     with input_errors(f"dataset_name {name}"):
-        return load_dataset(name, config)
+        if not is_saved_dataset(Path(name)):
+            return load_dataset(name, config)
+        saved = load_from_disk(name)
+        return saved if isinstance(saved, DatasetDict) else {"train": saved}
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether a folder is one of `save_to_disk` of a data set, or of several splits."""
+    names = ("dataset_dict.json",), ("dataset_info.json", "state.json")
+    return any(all((folder / name).is_file() for name in each) for each in names)
 
 
 def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str]) -> Iterator[Row]:
@@ -161,7 +189,11 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield file
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text, got the byte 0x{error.object[error.start]:02x}") from error
+        with path.open("rb") as file:
+            wrong = (n for n, line in enumerate(file, start=1) if line.decode(errors="replace").encode() != line)
+            number = next(wrong, 1)
+        got = f"the byte 0x{error.object[error.start]:02x}; save it as UTF-8 (in Excel: CSV UTF-8)"
+        raise InputError(f"{path} line {number}: expected UTF-8 text, got {got}") from error
 
 
 def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
@@ -210,11 +242,32 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+def _dialects(kind: str) -> list[dict[str, Any]]:
+    """How the columns of a table may be separated, the likeliest first."""
+    if kind == ".tsv":
+        return [{"delimiter": "\t", "quoting": csv.QUOTE_NONE, "strict": True}, *_dialects(".csv")]
+    return [{"delimiter": separator, "strict": True} for separator in _SEPARATORS]
+
+
+def _header(lines: Iterable[str], dialect: dict[str, Any]) -> list[str]:
+    """The first record in a dialect; none if its quotes are wrong then."""
+    with suppress(csv.Error):
+        return next(csv.reader(lines, **dialect), [])
+    return []
+
+
+def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
+
+    def fit(dialect: dict[str, Any]) -> tuple[bool, int]:
+        file.seek(0)
+        header = _header(file, dialect)
+        return set(columns.values()) <= set(header), len(header)
+
     with open_text(path, newline="") as file:
-        rows = csv.reader(file, strict=True, **dialect)
+        dialect = max(_dialects(kind), key=fit)
+        file.seek(0)
+        rows = csv.reader(file, **dialect)
         try:
             header = next(rows, [])
             check_columns(path, columns, header)

@@ -16,6 +16,7 @@ from linformer_kit.export.exportable import check_tokenizer, load
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.checkpoints.sentences import warn_of_left_out
 from linformer_kit.report.base import write_json
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -55,6 +56,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
 
     out = check_new_folder("out", settings.out)
     source = load(settings.model)
+    warn_of_left_out(settings.model, {})
     with whole_folder(out) as folder:
         save_tokenizer(source.tokenizer, folder)
         check_tokenizer(source, folder)

@@ -1,4 +1,4 @@
-"""Manifests: size and SHA-256 of every file of a folder, to detect damage; and atomic writes of checkpoints."""
+"""Manifests: size and SHA-256 of every file of a folder, to detect damage."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +73,8 @@ def _between(path: Path, folder: Path) -> list[Path]:
     return [parent for parent in path.parents if folder in parent.parents]
 
 
-@contextmanager
-def checked_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; it gets a manifest and then replaces `folder` by renaming.
-
-    After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
-    """
-    part = folder.with_name(f".{folder.name}{PART}")
-    remove_tree(part)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        write_manifest(part)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    remove_folder(folder)
-    os.replace(part, folder)
-    flush(folder.parent)
-
-
 def recover(parent: Path, names: re.Pattern[str]) -> None:
-    """Finish what processes that were killed in `checked_folder` have completed, and remove what they have not.
+    """Finish what processes that were killed in `whole_folder` have completed, and remove what they have not.
 
     `parent` contains the folders, whose names match the pattern.
     """

@@ -70,53 +70,65 @@ def flush(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path, *, beside: bool = False) -> Iterator[Path]:
+def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, whose content then becomes that of `folder`; it is removed after an error.
 
-    An existing folder is kept, not replaced, since it may be the working directory of a process. Files are moved into
-    it, the manifest last.
+    A new folder appears by renaming. An existing one is kept, since it may be the working directory of a process: files
+    are moved into it, the manifest last.
 
     Args:
         folder: A new or empty folder.
         beside: Whether the folder may have other files, of which those with new names stay. Only one process may write
             then, and an error while files are moved leaves the folder without a manifest.
+        replace: Whether an existing folder, or link, is removed and the temporary one renamed. Only one process may
+            write then. If it is killed, `manifest.recover` cleans up: so the caller writes a manifest.
 
     Raises:
         InputError: if another process writes, or has written, into `folder`. What that writes is kept.
     """
-    folder = folder.resolve()
+    folder = folder if replace else folder.resolve()
     taken = InputError(f"{folder}: expected a new or empty folder, got one that another process has written to")
-    exists = folder.exists()
+    inside = folder.exists() and not replace
     # Within an existing folder the same name in all processes, so that only one can create it.
-    part = folder / f".{folder.name}{PART}" if exists else folder.with_name(f".{folder.name}.{os.getpid()}")
-    if beside:
+    name = folder.name if inside or replace else f"{folder.name}.{os.getpid()}"
+    part = (folder if inside else folder.parent) / f".{name}{PART}"
+    if beside or not inside:
         remove_tree(part)  # of a killed process
     try:
         part.mkdir(parents=True)
     except FileExistsError:
         raise taken from None
     try:
-        if exists and not beside and len(list(folder.iterdir())) > 1:
+        if inside and not beside and len(list(folder.iterdir())) > 1:
             raise taken
         yield part
-        if not exists:
+        if inside:
+            _move_into(part, folder)
+        elif not replace:
             try:
                 os.replace(part, folder)
             except OSError:
                 if folder.exists():
                     raise taken from None
                 raise
-            return
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
-            if path.is_dir():
-                remove_tree(folder / path.name)
-            os.replace(path, folder / path.name)
-        part.rmdir()
-        flush(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    if replace:  # from here on `recover` finishes it
+        remove_folder(folder)
+        os.replace(part, folder)
+        flush(folder.parent)
+
+
+def _move_into(part: Path, folder: Path) -> None:
+    """Move files into an existing folder, the manifest last."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
+        if path.is_dir():
+            remove_tree(folder / path.name)
+        os.replace(path, folder / path.name)
+    part.rmdir()
+    flush(folder)
 
 
 def remove_tree(path: Path) -> None:

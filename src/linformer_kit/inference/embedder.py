@@ -20,7 +20,7 @@ from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.linearize import text_encoder
-from linformer_kit.models.base import longest_input
+from linformer_kit.models.base import LinearModel, longest_input
 
 _KIND = "an encoder of texts"
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -88,6 +88,8 @@ def load_embedder(name: str, **options: Any) -> Embedder:
     # sentence-transformers would load a model without some of its weights.
     model, tokenizer, *_ = load_model(name, AutoModel, _KIND)
     kind = type(model).__name__
+    if isinstance(model, LinearModel) and model.is_untrained():
+        logger.warning("%s: E and F were never trained: the embeddings mean nothing yet", name)
     if model.config.is_encoder_decoder:
         raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
     if "attention_mask" not in tokenizer.model_input_names:

@@ -50,8 +50,9 @@ class TextsAndOutput:
         check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
         self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
         self.paths = find_files(settings.file, field="file")
-        if settings.text_column is not None and not any(map(is_table, self.paths)):
-            raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
+        column = settings.text_column
+        if column is not None and not any(is_table(path, column) for path in self.paths):
+            raise InputError(f"text_column: expected none for lines of text, got {column!r}")
         if settings.output is None:
             return
         self._output = Path(settings.output)
@@ -163,6 +164,9 @@ class TextsAndOutput:
             return 0, 0
         before = read_json(record)
         check_made_from(record, before, identity)
+        for name in ("texts", "bytes"):
+            if not isinstance(before.get(name), int) or before[name] < 0:
+                raise InputError(f"resume: expected a number of {name} in {record}, got {before.get(name)!r}")
         done, size = before["texts"], before["bytes"]
         written = part if part.exists() else output  # the run may be complete
         if size and (not written.exists() or written.stat().st_size < size):

@@ -18,7 +18,7 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints.encoders import ENCODER, SLOT_FIELDS, convert_encoder, read_encoder_config
 from linformer_kit.interop.checkpoints.fairseq import read_fairseq_checkpoint
 from linformer_kit.interop.checkpoints.pretrained import optional_file
-from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
+from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
 from linformer_kit.interop.loading import (
     Loaded,
     has_tokenizer,
@@ -27,6 +27,7 @@ from linformer_kit.interop.loading import (
     resize,
     tokenizer_for,
 )
+from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -44,12 +45,15 @@ def main(settings: ConvertSettings) -> None:
             Nothing is written then.
     """
     out = check_new_folder("out", settings.out)
-    loaded, learned = _load(settings)
+    loaded, learned, adapters = _load(settings)
     model = loaded.model
     longer = longest_input(model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
     embeds = settings.in_place or learned or settings.attention == "full"
-    extra_files = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
+    extra_files: Files = {}
+    if not _is_fairseq(settings.source):
+        extra_files = sentence_files(settings.source, longer=longer) if embeds else {}
+        warn_of_left_out(settings.source, extra_files)
     tokenizer = _tokenizer(settings, model)
     with whole_folder(out) as folder:
         model.save_pretrained(folder)
@@ -59,13 +63,13 @@ def main(settings: ConvertSettings) -> None:
         if settings.in_place and (images := optional_file(settings.source, _IMAGE_PROCESSOR)):
             shutil.copy(images, folder)
         write_manifest(folder)
-    _describe(loaded, learned=learned, in_place=settings.in_place)
+    _describe(loaded, learned=learned, in_place=settings.in_place, adapters=adapters)
     if tokenizer is None and longest_input(model) is not None:
         print("No tokenizer: the source has none; give one with --tokenizer.")
     print(f"Saved in {settings.out}")
 
 
-def _describe(loaded: Loaded, *, learned: bool, in_place: bool) -> None:
+def _describe(loaded: Loaded, *, learned: bool, in_place: bool, adapters: Sequence[str]) -> None:
     """Print the sizes, what is untrained, and which weights of the source were left out."""
     model = loaded.model
     config = model.config.to_dict()
@@ -86,6 +90,8 @@ def _describe(loaded: Loaded, *, learned: bool, in_place: bool) -> None:
             in_place and model.main_input_name == "input_ids" and "QuestionAnswering" not in type(model).__name__
         )
         training = "run `linformer distill`" if distilled else "continue training"
+        if adapters:
+            training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
     if loaded.left_out:
@@ -93,8 +99,8 @@ def _describe(loaded: Loaded, *, learned: bool, in_place: bool) -> None:
         print(f"Weights of the source that are not in the result: {', '.join(names)}")
 
 
-def _load(settings: ConvertSettings) -> tuple[Loaded, bool]:
-    """The converted model, and whether its E and F, or slots, are trained."""
+def _load(settings: ConvertSettings) -> tuple[Loaded, bool, Sequence[str]]:
+    """The converted model, whether its E and F, or slots, are trained, and the names of adapters that ship for it."""
     if settings.in_place:
         return _linearized(settings)
     _check_unset(settings, ("layers", "adapter"), "without in_place")
@@ -102,7 +108,7 @@ def _load(settings: ConvertSettings) -> tuple[Loaded, bool]:
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a fairseq file, which determines it")
         loaded = read_fairseq_checkpoint(settings.source)
         resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
-        return loaded, True
+        return loaded, True, ()
     with renamed("model", "source"):
         config = read_encoder_config(settings.source)
     is_linformer = isinstance(config, LinformerConfig) and config.attention != "full"
@@ -111,28 +117,30 @@ def _load(settings: ConvertSettings) -> tuple[Loaded, bool]:
         with renamed("model", "source"):
             loaded = load_pretrained(settings.source, None, ENCODER, config=config)
         resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
-        return loaded, True
+        return loaded, True, ()
     if settings.attention == "full":
         _check_unset(settings, SLOT_FIELDS, "with full attention")
     fields = _given(settings, (*SLOT_FIELDS, "attention", "max_position_embeddings"))
-    return convert_encoder(settings.source, config, resize_mode=settings.resize_mode, **fields), False
+    return convert_encoder(settings.source, config, resize_mode=settings.resize_mode, **fields), False, ()
 
 
-def _linearized(settings: ConvertSettings) -> tuple[Loaded, bool]:
-    """The source linearised in place."""
+def _linearized(settings: ConvertSettings) -> tuple[Loaded, bool, Sequence[str]]:
+    """The source linearised in place, as from `_load`."""
     _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     with renamed("model", "source"):
         loaded = load_pretrained(settings.source, None, ENCODER)
-        learned = isinstance(loaded.model, LinearizedModel)
+        learned, adapters = isinstance(loaded.model, LinearizedModel), list[str]()
         if learned and given.keys() == {"max_position_embeddings"}:
             resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
         else:
+            if settings.adapter is None:
+                adapters = adapters_of(loaded.model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             linearize_encoder(loaded.model, linear, settings.adapter)
-        return loaded, learned or settings.adapter is not None
+        return loaded, learned or settings.adapter is not None, adapters
 
 
 def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:

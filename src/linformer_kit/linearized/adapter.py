@@ -99,6 +99,16 @@ def shipped_adapters() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(SHIPPED.glob(f"*/{ABOUT}"))}
 
 
+def adapters_of(model: PreTrainedModel, seq_len: int | None) -> list[str]:
+    """Names of the shipped adapters for a model with full attention: those of this new n, or else all."""
+    fingerprint, lengths = base_fingerprint(model), dict[str, int | None]()
+    for name, folder in shipped_adapters().items():
+        about = read_json(folder / ABOUT)
+        if about["base_model"]["fingerprint"] == fingerprint:
+            lengths[name] = about["linearize"]["max_position_embeddings"]
+    return [name for name, length in lengths.items() if length == seq_len] or list(lengths)
+
+
 def adapter_folder(name: str) -> Path:
     """Folder of an adapter that ships with the package, of a path, or of the hub, downloaded."""
     folder = shipped_adapters().get(name)

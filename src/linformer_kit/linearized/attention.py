@@ -53,14 +53,14 @@ class SharedLayer(nn.Module):
 
 def linear_attention(
     module: nn.Module,
-    query: Float[Tensor, "batch heads seq_len head_dim"],
+    query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch key_heads seq_len head_dim"],
     value: Float[Tensor, "batch key_heads seq_len head_dim"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **arguments: Any,
-) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len slots"] | None]:
+) -> tuple[Float[Tensor, "batch query_len heads head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
     """softmax(Q·(E·K)ᵀ·scaling)·(F·V), with E and F of the module (equation 7).
 
     Args:
@@ -76,8 +76,8 @@ def linear_attention(
         or None; for a local layer, P.
 
     Raises:
-        InputError: for a mask over pairs of positions, attention weights with an unsupported term, a module without E
-            and F, and a sequence that is too long for them.
+        InputError: for a mask over pairs of positions, attention weights with an unsupported term, other keys than
+            those of the queries' tokens, a module without E and F, and a sequence that is too long for them.
     """
     layer: Any = _layer_of(module)
     need_weights = _is_recorded(arguments)
@@ -86,6 +86,9 @@ def linear_attention(
             return _attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
+    if key.shape[2] != query.shape[2]:  # slots and windows of the text would be those of the vectors before it
+        expected = f"none with linear attention, which needs one key for each of {query.shape[2]} tokens"
+        raise InputError(f"past_key_values: expected {expected}, got {key.shape[2]} keys (prefix tuning, or a cache)")
     order, lengths = None, None  # the order makes the tokens right-padded, of these lengths
     if (padding := padding_of(attention_mask, key)) is not None:
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)

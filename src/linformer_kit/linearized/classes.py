@@ -22,7 +22,7 @@ from transformers.utils import output_capturing
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
-from linformer_kit.models.base import LinearModel
+from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
 from linformer_kit.operator.projections import FullAttention
 
@@ -31,7 +31,12 @@ _PREFIX = "Linear"
 # Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 # Arguments that transformers passes on to attention functions, or drops.
-_NOT_FOR_SLOTS = ("is_causal", "attn_mask", "head_mask")
+_NOT_FOR_SLOTS = (
+    *("is_causal", "attn_mask", "head_mask"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"),  # several texts in a row
+)
+# Methods that compute with attention weights of pairs of tokens.
+_OF_PAIRS = ("predict_contacts",)
 
 
 class LinearizedConfig(PreTrainedConfig):
@@ -45,18 +50,18 @@ class LinearizedConfig(PreTrainedConfig):
 
     linformer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers, in the subclass for the original model type.
+    def __new__(cls, *arguments: Any, linformer: Any = None, **fields: Any) -> Any:
+        """Of this class itself, as Auto classes and composite models call it: the subclass for the original model type.
 
         Raises:
             InputError: if `linformer` was not written by `linearize`.
         """
-        base = LinearFields.of(config_dict.get("linformer")).base_model_type
-        if base == MODEL_TYPE or base not in CONFIG_MAPPING:
-            raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
-        kind: Any = linear_config_class(CONFIG_MAPPING[base])
-        return super(LinearizedConfig, kind).from_dict(config_dict, **kwargs)
+        if cls is LinearizedConfig:
+            base = LinearFields.of(linformer).base_model_type
+            if base == MODEL_TYPE or base not in CONFIG_MAPPING:
+                raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
+            cls = linear_config_class(CONFIG_MAPPING[base])
+        return super().__new__(cls)
 
     @property
     def output_attentions(self) -> bool:
@@ -109,6 +114,11 @@ class LinearizedModel(LinearModel):
     @property
     def _fields(self) -> LinearFields:
         return LinearFields.of(self.config.linformer)
+
+    def _layer_counts(self) -> tuple[int, int]:
+        base = self.base_model
+        states = [LAYER in module._modules for module in base.modules() if module is not base]
+        return sum(states), len(self._fields.attention_names)
 
     def _slots(self) -> Any:
         return self.config.linformer["projected_dim"]
@@ -175,13 +185,23 @@ def linear_config_class(base: Any) -> Any:
 @functools.cache
 def linear_model_class(base: Any, config_class: Any) -> Any:
     """The linearised class of a model class."""
-    namespace = {
+    namespace: dict[str, Any] = {name: _refused(name) for name in _OF_PAIRS if hasattr(base, name)}
+    namespace |= {
         "config_class": config_class,
         "forward": _checked_forward(base.forward),
         "__module__": __name__,
         "__doc__": f"`{base.__name__}`, linear.",
     }
     return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def method(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
+        raise InputError(
+            f"{name}: expected a model with full attention, whose weights are of pairs of tokens, got slots"
+        )
+
+    return method
 
 
 def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +218,7 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         reject_old_exporter()
+        reject_packed(named.get("position_ids"), named.get("attention_mask"))
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
             for tokens in (named.get("input_ids"), named.get("inputs_embeds")):
                 if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:

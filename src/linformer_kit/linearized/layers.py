@@ -77,6 +77,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
         (ours, "an encoder of transformers", advice),
         (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
         (not model._can_set_attn_implementation(), _EXPECTED, ", which has its own"),
+        (model.device.type == "meta", "one with weights", " on the meta device"),
     ):
         if is_so:
             raise InputError(f"model: expected {expected}, got {kind}{got}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import (
@@ -41,6 +45,8 @@ Model = TypeVar("Model", PreTrainedModel, "SentenceTransformer")
 
 DEFAULT_PROJECTED_DIM = 128
 
+logger = logging.getLogger(__name__)
+
 
 def linearize(
     model: Model,
@@ -49,7 +55,7 @@ def linearize(
     adapter: str | os.PathLike[str] | None = None,
     sharing: Sharing = "headwise",
     projection: Projection = "mean_pool",
-    shorter_input: ShorterInput = "stretch",
+    shorter_input: ShorterInput | None = None,
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 128,
     global_tokens: int | None = None,
@@ -82,12 +88,13 @@ def linearize(
             all other arguments. None: the weights stay as they are.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`operator.projections.PROJECTIONS`).
-        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
-            the outputs of short texts little, or the first columns and windows (`prefix`).
+        shorter_input: What texts shorter than n use: windows that tile them (`stretch`), which changes the outputs of
+            short texts little, or the first columns and windows (`prefix`); default: `stretch` where slots are windows
+            of tokens (`mean_pool`, `max_pool`, `conv`), else `prefix`.
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
         global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
-            windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0.
+            windows of tokens, else 0.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -119,7 +126,10 @@ def linearize(
         resize_mode=resize_mode,
     )
     if not isinstance(model, nn.Sequential):
-        return linearize_encoder(model, given, adapter)
+        linear = linearize_encoder(model, given, adapter)
+        if linear.base_model is linear and linear.config.name_or_path:
+            _warn_of_bare_encoder(linear.config.name_or_path)
+        return linear
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
@@ -154,6 +164,8 @@ def linearize_encoder(
     model.config.linformer = dataclasses.asdict(fields)  # type: ignore[call-overload]
     model.__class__ = linear_model_class(kind, config_class)
     attach(model)
+    # It is in no folder yet: PEFT would name the original, with full attention, as the base of its adapters.
+    model.name_or_path = model.base_model.name_or_path = ""
     if changes is not None:
         changes.merge_into(model)
     return cast(LinearizedModel, model)
@@ -170,6 +182,18 @@ def text_encoder(model: Any) -> PreTrainedModel:
         first = type(model[0]).__name__
         raise InputError(f"model: expected a SentenceTransformer that starts with a Transformer of texts, got {first}")
     return model[0].model
+
+
+@functools.cache  # once for each model
+def _warn_of_bare_encoder(name: str) -> None:
+    """Warn of an encoder without a head that was loaded from an embedder of sentence-transformers."""
+    with contextlib.suppress(OSError):  # it has none, or its folder is gone
+        cached_file(name, "modules.json", local_files_only=True)
+        logger.warning(
+            "%s: pooling, normalisation, prompts and max_seq_length of sentence-transformers are left behind; "
+            "linearize(SentenceTransformer(%r)) keeps them",
+            *(name, name),
+        )
 
 
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
@@ -203,8 +227,11 @@ def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: Line
     values = {name: value for name, value in vars(settings).items() if name in names}
     if settings.projected_dim is None:
         values["projected_dim"] = min(DEFAULT_PROJECTED_DIM, seq_len)
+    windowed = PROJECTIONS[settings.projection].windowed
     if settings.global_tokens is None:
-        values["global_tokens"] = int(PROJECTIONS[settings.projection].windowed)
+        values["global_tokens"] = int(windowed)
+    if settings.shorter_input is None:
+        values["shorter_input"] = "stretch" if windowed else "prefix"
     return LinearFields(
         base_model_type=model.config.model_type,
         layers=[layer.name for layer in linear],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,11 +15,15 @@ from transformers import initialization as init
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_cli.settings.declare import LONGEST
+from linformer_kit.operator.conditions import require
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.projections.resampling import resize_positions
 from linformer_kit.operator.projections.sizes import check_resize, each_dim
 from linformer_kit.operator.projections.windows import more_windows
 from linformer_kit.report.card import write_card
+
+_BASE_MODEL = "base_model"  # folder of a model's own weights, beside its adapters
+_WRAPPED = re.compile(r"\.(base_layer|original_module)(?=\.)")  # PEFT's, in the names of weights
 
 
 class LinearModel(PreTrainedModel):
@@ -46,15 +51,36 @@ class LinearModel(PreTrainedModel):
     ) -> None:
         """As in transformers, with a README.md if the folder has none.
 
+        A model with adapters saves these alone, as in transformers; if it was in no folder before, so that they would
+        have no model to be loaded with, its own weights are saved too, in the folder `base_model`.
+
         Raises:
-            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
+            InputError: for a model whose layers were cut or multiplied, which could not be loaded as it is.
         """
-        if state_dict is None and any(projection.piece is not None for projection in self.projections()):
-            expected = "SequenceParallel.full_state_dict(), because each process has a piece of the model"
-            raise InputError(f"state_dict: expected {expected}, got None")
+        layers, configured = self._layer_counts()
+        if layers != configured:
+            raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
+        alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
+        base = Path(save_directory).resolve() / _BASE_MODEL
+        if alone and is_main_process:
+            self._save_without_adapters(state_dict or self.state_dict(), base)
+        for adapter in alone:
+            adapter.base_model_name_or_path = str(base)
+        try:
+            super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        finally:
+            for adapter in alone:
+                adapter.base_model_name_or_path = None
+
+    def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: Path) -> None:
+        """Save the weights that adapters change, under the names that they have without adapters."""
+        with torch.device("meta"):
+            model: Any = type(self)(self.config)
+        weights = {_WRAPPED.sub("", name): tensor for name, tensor in state_dict.items()}
+        model.to(self.dtype).save_pretrained(folder, state_dict={name: weights[name] for name in model.state_dict()})
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers; shared ones once."""
@@ -67,6 +93,15 @@ class LinearModel(PreTrainedModel):
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
         return sum(projection.matrix_count() for projection in self.projections())
+
+    def is_untrained(self) -> bool:
+        """Whether learned E and F are as new; those that start at random are not recognised."""
+        return any(
+            torch.equal(value.to(parameter), parameter)
+            for projection in self.projections()
+            for name, value in projection.initial_values().items()
+            if isinstance(parameter := getattr(projection, name), nn.Parameter)
+        )
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
@@ -83,8 +118,8 @@ class LinearModel(PreTrainedModel):
                 grows; a random matrix gets new columns.
                 `interpolate` stretches E and F (keeping their row sums), kernels and positions, to any length; outputs
                 of texts of the old length change.
-                With shorter_input `stretch`, E and F are stretched in either mode; for a multiple of n, this changes
-                texts of up to n by rounding only. For a dynamic projection only positions are resized.
+                With shorter_input `stretch`, the number of windows stays in either mode, so outputs of pooling are
+                unchanged too. For a dynamic projection only positions are resized.
 
         Raises:
             InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;
@@ -92,7 +127,7 @@ class LinearModel(PreTrainedModel):
         """
         check_positions(self, seq_len, mode)
         old, dims, projections = self.longest_sequence, self._slots(), self.projections()
-        stretched = any(each.stretches and each.shorter_input == "stretch" for each in projections)
+        stretched = any(each.shorter_input == "stretch" for each in projections)
         of_projections = "interpolate" if stretched else mode
         for projection in projections:
             projection.check_resize(seq_len, of_projections)
@@ -101,7 +136,12 @@ class LinearModel(PreTrainedModel):
         for projection in projections:
             projection.resize(seq_len, of_projections)
         set_positions(self, seq_len, mode)
+        self.name_or_path = ""  # adapters would name the model as it was
         self._record_size(seq_len, dims)
+
+    def _layer_counts(self) -> tuple[int, int]:
+        """The number of attention layers of the model, and that of its configuration."""
+        raise NotImplementedError
 
     def _slots(self) -> Any:
         """k in the configuration."""
@@ -110,6 +150,18 @@ class LinearModel(PreTrainedModel):
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         """Record a new n and k in the configuration."""
         self.config.max_position_embeddings, self.config.projected_dim = seq_len, projected_dim
+
+
+def reject_packed(position_ids: Any, attention_mask: Any) -> None:
+    """Reject rows of several texts, whose positions start again: slots would mix them."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+        return
+    starts = (position_ids[:, 1:] == position_ids[:, :1]) & (position_ids[:, 1:] < position_ids[:, :-1])
+    if isinstance(attention_mask, Tensor) and attention_mask.shape[1:] == position_ids.shape[1:]:
+        real = attention_mask != 0
+        starts = starts & real[:, 1:] & real[:, :-1]
+    expected = "position_ids: expected those of one text in each row, because slots mix all of its tokens"
+    require(~starts.any(), f"{expected}, got positions that start again")
 
 
 class Table(NamedTuple):

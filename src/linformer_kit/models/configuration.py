@@ -136,6 +136,7 @@ def _check_fields(config: LinformerConfig) -> None:
     if config.attention == "linformer":
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
+        kind.check_shorter_input(config.shorter_input)
         check_bias_order(config.bias_order, kind.commutes and (config.sharing != "none" or not kind.by_head))
 
 

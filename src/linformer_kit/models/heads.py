@@ -106,7 +106,9 @@ class LinformerWithHead(LinformerPreTrainedModel):
         """Cross-entropy of tokens; -100 marks tokens without a label."""
         if labels.shape != logits.shape[:-1]:
             raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
-        losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+        if labels.is_floating_point():
+            raise InputError(f"labels: expected whole numbers, got {labels.dtype}")
+        losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
         return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
@@ -143,8 +145,8 @@ def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " la
 class LinformerForSequenceClassification(LinformerWithHead):
     """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
 
-    Without a problem_type it is inferred from the labels, as in transformers: one output is regression, integer labels
-    are single-label, anything else is multi-label classification.
+    Without a problem_type it is inferred from the labels, as in transformers: one output is regression, whole numbers
+    `[batch]` are single-label, anything else is multi-label classification.
     """
 
     output_class = SequenceClassifierOutput
@@ -161,15 +163,21 @@ class LinformerForSequenceClassification(LinformerWithHead):
         return self.classifier(take_positions(hidden, first[:, None]))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        if self.config.problem_type is None:
-            of_classes = "single" if labels.dtype in (torch.long, torch.int) else "multi"
-            self.config.problem_type = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
-        if self.config.problem_type == "single_label_classification":
-            return super()._loss(logits, labels, num_items_in_batch)
-        loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        logits = logits.float()
-        losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
-        return _mean(losses, losses.numel(), num_items_in_batch)
+        of_classes = "multi" if labels.is_floating_point() or labels.shape == logits.shape else "single"
+        inferred = "regression" if self.num_labels == 1 else f"{of_classes}_label_classification"
+        problem = self.config.problem_type or inferred
+        if problem == "single_label_classification":
+            mean = super()._loss(logits, labels, num_items_in_batch)
+        else:
+            logits = logits.float()
+            if labels.shape not in (logits.shape, logits.squeeze(-1).shape):
+                raise InputError(f"labels: expected {list(logits.shape)}, got {list(labels.shape)}")
+            loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+            losses = loss(logits, labels.to(logits.dtype).view_as(logits), reduction="none")
+            mean = _mean(losses, losses.numel(), num_items_in_batch)
+        if self.config.problem_type is None:  # labels that raise an error say nothing of it
+            self.config.problem_type = problem
+        return mean
 
 
 class LinformerForTokenClassification(LinformerWithHead):
@@ -222,7 +230,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)
-        targets = (start_positions, end_positions)
+        targets = (each if each is None else each.long() for each in (start_positions, end_positions))
         loss = self.loss_function(start_logits, end_logits, *targets, num_items_in_batch=num_items_in_batch)
         return QuestionAnsweringModelOutput(loss, start_logits, end_logits, encoded.hidden_states, encoded.attentions)
 

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError
-from linformer_kit.models.base import LinearModel
+from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, runs_in_blocks, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
@@ -79,6 +79,9 @@ class LinformerPreTrainedModel(LinearModel):
                 if isinstance(module, ProjectedAttention):
                     module.projected_dim = dim
 
+    def _layer_counts(self) -> tuple[int, int]:
+        return len(self.base_model.encoder.layers), self.config.num_hidden_layers
+
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         super()._record_size(seq_len, projected_dim)
         if self.config.attention == "linformer":
@@ -136,6 +139,7 @@ def checked_inputs(
     if position_ids is not None:
         whole = shape if len(position_ids) > 1 else (1, shape[1])
         _check_ids("position_ids", position_ids, whole, config.max_position_embeddings, may_read)
+        reject_packed(position_ids, attention_mask)
     if token_type_ids is not None and config.type_vocab_size:
         _check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size, may_read)
     elif token_type_ids is not None:

@@ -149,9 +149,9 @@ class ProjectedAttention(nn.Module):
         are_linear = projection.commutes and projection.shared_by_heads
         if not (are_linear and is_affine(self.k_proj) and is_affine(self.v_proj)):
             return False
-        # An exported program, and all processes of sequence parallelism, use one order for all lengths. Windows of
-        # short texts are few, however many slots there are.
-        return is_exporting() or projection.piece is not None or projection.windowed or seq_len > max(dims)
+        # An exported program uses one order for all lengths. Windows of short texts are few, however many slots there
+        # are.
+        return is_exporting() or projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
         self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
@@ -175,7 +175,7 @@ class ProjectedAttention(nn.Module):
             return _slots_of(compressed, key_slots, value_slots, rest)
 
         slots = _of_all_heads(compress, dims)
-        return slots if tokens is None else _with_tokens(slots, tokens, first, inside(projection))
+        return slots if tokens is None else _with_tokens(slots, tokens, first)
 
     def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
         """X·W + 1·b of each token, by heads."""
@@ -230,7 +230,7 @@ def project_heads(
         return _slots_of(compressed, compressed.key, compressed.value, rest)
 
     tokens = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(_of_all_heads(compress, dims), tokens, first, declared)
+    return _with_tokens(_of_all_heads(compress, dims), tokens, first)
 
 
 def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
@@ -243,15 +243,11 @@ def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
     return None if lengths is None else (lengths - first).clamp(min=0)
 
 
-def _with_tokens(slots: Slots, tokens: Neighbours, first: int, projection: SequenceProjection) -> Slots:
+def _with_tokens(slots: Slots, tokens: Neighbours, first: int) -> Slots:
     """The slots, with the first tokens as slots before them, and with the neighbours of each query (window 0: none)."""
     if first:
         slots = slots.after_tokens(tokens.key[:, :, :first], tokens.value[:, :, :first], tokens.lengths)
-    if not tokens.window:
-        return slots
-    if projection.piece is not None:
-        tokens = projection.piece.widen(tokens)
-    return slots.with_neighbours(tokens)
+    return slots.with_neighbours(tokens) if tokens.window else slots
 
 
 def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:

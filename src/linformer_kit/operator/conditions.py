@@ -95,8 +95,9 @@ def require(condition: Tensor, message: str) -> None:
 
 def is_ordinary(tensor: Tensor, device: str = "cpu") -> bool:
     """Whether a tensor is a plain tensor of a kind of device: no subclass, no functorch batch."""
-    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device
-    return is_plain and not torch._C._functorch.is_legacy_batchedtensor(tensor)  # of `is_grads_batched`
+    functorch = torch._C._functorch  # legacy: of `is_grads_batched`
+    is_batched = functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor)
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device and not is_batched
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from linformer_cli.errors import InputError, check_choice, check_input
+from linformer_cli.errors import InputError, check_choice, check_input, renamed
 from linformer_cli.settings import BiasOrder
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
@@ -58,7 +58,7 @@ class LinformerAttention(ProjectedAttention):
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
             `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
-            the default), or E and windows resampled to their length (`stretch`).
+            the default), or windows that tile them (`stretch`).
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, (E·X)·W + 1·b, as fairseq does; E and F
@@ -105,16 +105,17 @@ class LinformerAttention(ProjectedAttention):
     ) -> None:
         _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
         if isinstance(projection, str):
-            projection = build_projection(
-                projection,
-                seq_len=max_seq_len,
-                projected_dim=cast(int, projected_dim),
-                num_heads=num_heads,
-                head_dim=embed_dim // num_heads,
-                sharing=sharing,
-                shorter_input=shorter_input,
-                initializer=projection_initializer,
-            )
+            with renamed("seq_len", "max_seq_len"):
+                projection = build_projection(
+                    projection,
+                    seq_len=max_seq_len,
+                    projected_dim=cast(int, projected_dim),
+                    num_heads=num_heads,
+                    head_dim=embed_dim // num_heads,
+                    sharing=sharing,
+                    shorter_input=shorter_input,
+                    initializer=projection_initializer,
+                )
             projected_dim = None
         elif projection is None:
             projection, projected_dim = FullAttention(num_heads), None

@@ -33,7 +33,6 @@ class Neighbours(NamedTuple):
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
-    offset: int = 0  # position of the first token, if these are a piece of a sequence
 
     @property
     def before(self) -> int:

@@ -78,7 +78,7 @@ class Slots(NamedTuple):
     def with_neighbours(self, neighbours: Neighbours) -> Slots:
         """Let queries see tokens besides the slots; slots of `sizes` then count for the rest of their tokens only."""
         if self.sizes is not None:
-            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)) - neighbours.offset)
+            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)))
         return self._replace(neighbours=neighbours)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:

@@ -43,11 +43,11 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
     """The text of a model's card.
 
     Args:
-        model: The model; its `name_or_path` is what it was made from.
+        model: The model; the `name_or_path` of its configuration is what it was made from.
         longest: Longest input in tokens.
         use: How to use what the folder holds; None: it is the model, and transformers loads it.
     """
-    kind, base = type(model).__name__, model.name_or_path
+    kind, base = type(model).__name__, model.config.name_or_path
     is_local = not base or is_local_path(base)
     data = ModelCardData(
         library_name="transformers",

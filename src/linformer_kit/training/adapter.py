@@ -88,7 +88,7 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     name = model_label(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
-    resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}
+    resolved = {name: student.config.linformer[name] for name in ("projected_dim", "shorter_input", "global_tokens")}
     about = {
         "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": license},
         "linearize": {name: getattr(settings, name) for name in names} | resolved,

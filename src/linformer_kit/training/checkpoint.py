@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
-from linformer_kit.files.manifest import checked_folder, listed, listed_files, write_manifest
+from linformer_kit.files.manifest import listed, listed_files, write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.card import CARD
@@ -55,11 +55,12 @@ def save_checkpoint(
     }
 
     def write() -> None:
-        with checked_folder(folder) as part:
+        with whole_folder(folder, replace=True) as part:
             model.save_pretrained(part, state_dict=weights)
             save_tokenizer(tokenizer, part)
             save_file(moments, part / OPTIMIZER)
             state.write(part)
+            write_manifest(part)
 
     kept = "nothing is left of it, and older checkpoints are"
     write_by_one(write, f"{folder}: could not be written", kept)

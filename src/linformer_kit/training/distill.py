@@ -14,7 +14,7 @@ from linformer_cli.errors import DivergedError, InputError, renamed
 from linformer_cli.settings import DistillSettings, check_model_is_kept, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files
+from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
 from linformer_kit.interop.loading import fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
@@ -68,6 +68,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     run = Run("distill", settings)
     pair = _load_pair(settings)
     extra_files = sentence_files(settings.teacher, longer=pair.longest)
+    warn_of_left_out(settings.teacher, extra_files)
     with run.process.local_main_process_first():  # the others read its cache
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {

@@ -20,6 +20,7 @@ from linformer_kit.data.passages import passage_keys
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.training.state import learning_rate_schedule
 from linformer_kit.training.task import Batch, Task
 from linformer_kit.training.tracing import Trace, cut, special_tokens, traced
 
@@ -118,9 +119,9 @@ def learning_rate_share(update: int, *, layerwise: int, updates: int, warmup: in
         joint: Peak fraction in joint training.
     """
     first, last, highest = (0, layerwise, 1.0) if update < layerwise else (layerwise, updates, joint)
-    warmup = min(warmup, (last - first) // 2)
-    rise, fall = (update - first + 1) / (warmup + 1), (last - update) / max(1, last - first - warmup)
-    return highest * max(0.0, min(rise, fall, 1.0))
+    count = last - first
+    share = learning_rate_schedule("linear", updates=count, warmup_steps=min(warmup, count // 2))
+    return highest * share(update - first)
 
 
 class Distillation(Task):

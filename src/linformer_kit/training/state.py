@@ -283,6 +283,8 @@ class Plan:
 def learning_rate_schedule(kind: str, *, updates: int, warmup_steps: float) -> Callable[[int], float]:
     """The schedule: maps the number of an update, from 0, to its learning rate as a fraction of the peak.
 
+    It is that of transformers without its first update, whose rate is 0: with a warm-up of 2 it starts 1/3, 2/3, 1.
+
     Args:
         kind: Decay after the warm-up: `linear` or `cosine` to 0, or `constant`.
         updates: Total number of updates.
@@ -292,7 +294,7 @@ def learning_rate_schedule(kind: str, *, updates: int, warmup_steps: float) -> C
 
     def share(update: int) -> float:
         if update < warmup:
-            return update / max(1, warmup)
+            return (update + 1) / (warmup + 1)
         done = (update - warmup) / max(1, updates - warmup)
         if kind == "cosine":
             return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))

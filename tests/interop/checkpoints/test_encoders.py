@@ -137,7 +137,7 @@ def change_config(folder, **fields: object) -> None:
 def test_another_length_has_new_e_and_f_of_that_length(tmp_path):
     """The positions are the source's, repeated; E and F start as in any model of that length, with rows of norm 1."""
     theirs = source("RobertaForMaskedLM", tmp_path)
-    ours = load(tmp_path, max_position_embeddings=111, projected_dim=53, sharing="layerwise", shorter_input="stretch")
+    ours = load(tmp_path, max_position_embeddings=111, projected_dim=53, sharing="layerwise")
     old, new = theirs.roberta.embeddings.position_embeddings.weight, ours.linformer.embeddings.position_embeddings
     assert torch.equal(new.weight, torch.cat([old[:2], old[2:], old[2:], old[2:]]))
     matrix = ours.linformer.encoder.projection.key_projection

@@ -38,15 +38,19 @@ def test_training_in_mixed_precision():
         torch.testing.assert_close(ours, plain, rtol=0.1, atol=0.02 * plain.abs().max().item() + 1e-6)
 
 
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 4, "global_tokens": 1}])
-def test_many_gradients_of_a_layer_at_once(options):
+def test_many_gradients_of_a_layer_at_once(options, way):
     attention = LinformerAttention(12, 3, 32, 5, **options).double()
     feed = nn.Linear(12, 17).double(), nn.Linear(17, 12).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
     output = kernels.apply_feed_forward(*feed, attention(x, x, x)[0])
     given = (x, *(part for part in attention.parameters() if part.requires_grad), *feed[1].parameters())
     upstream = torch.randn(3, *output.shape, dtype=torch.float64)
-    batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
+    if way == "vmap":
+        batched = torch.func.vmap(lambda grad: torch.autograd.grad(output, given, grad, retain_graph=True))(upstream)
+    else:
+        batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
     for index, grad in enumerate(upstream):
         single = torch.autograd.grad(output, given, grad, retain_graph=True)
         torch.testing.assert_close([part[index] for part in batched], [*single], rtol=0, atol=1e-10)

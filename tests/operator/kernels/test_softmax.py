@@ -152,6 +152,19 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
         assert error <= 1.5 * allowed
 
 
+@pytest.mark.parametrize("window", [None, 1])
+def test_gradients_of_parts_are_summed_in_full_precision(monkeypatch, window):
+    """In bfloat16 a thousand small gradients would be lost beside the sum of the first ones."""
+    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    monkeypatch.setattr(neighbours, "_ROWS", 1)
+    monkeypatch.setattr(kernel, "_SCORES", 1)
+    query, near, key, value = (torch.zeros(1, 1, size, 1, dtype=torch.bfloat16) for size in (2048, 2048, 2, 2))
+    tokens = None if window is None else Neighbours(near, near, window)
+    kernels.attention(query, key, value.requires_grad_(), None, tokens).sum().backward()
+    expected = torch.full((1, 1, 2, 1), 2048 / (2 + (window or 0)))
+    torch.testing.assert_close(value.grad.float(), expected, rtol=0.01, atol=0)
+
+
 def test_attention_weights_are_not_kept_for_the_backward_pass(monkeypatch):
     monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
     given, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")

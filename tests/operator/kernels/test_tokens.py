@@ -64,6 +64,33 @@ def test_inputs_are_never_overwritten(small_blocks):
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
 
 
+class Remembered(nn.Module):
+    """Gives the same memory at each call, as a cache does."""
+
+    def __init__(self, kept, inner):
+        super().__init__()
+        self.kept, self.weight = kept.detach(), getattr(inner, "weight", None)
+        self.word_embeddings = getattr(inner, "word_embeddings", None)
+
+    def forward(self, *_):
+        return self.kept
+
+
+@pytest.mark.parametrize("name", ["word_embeddings", "embeddings"])
+def test_memory_of_others_is_not_overwritten(small_blocks, name):
+    model = model_of()
+    ids, owner = torch.randint(5, 101, (1, 31)), model if name == "embeddings" else model.embeddings
+    inner = getattr(owner, name)
+    kept = inner(ids if name == "word_embeddings" else Inputs(ids, torch.arange(31)[None], None, None, None))
+    setattr(owner, name, Remembered(kept, inner))
+    before = kept.clone()
+    with torch.no_grad():
+        first = model(ids).last_hidden_state
+        expected = first.clone()
+        assert torch.equal(model(ids).last_hidden_state, expected)
+    assert torch.equal(kept, before) and torch.equal(first, expected)
+
+
 class LargestTensor(TorchDispatchMode):
     """The most elements of any tensor that is made, and the memories of that many."""
 

@@ -7,13 +7,13 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import Tensor
 
 from linformer_cli.settings import Projection
 from linformer_kit import InputError, MeanPoolProjection, RandomProjection
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import project_heads
-from linformer_kit.operator.projections import PROJECTIONS, Piece, build_projection, matrices
-from linformer_kit.operator.slots import split_heads
+from linformer_kit.operator.projections import PROJECTIONS, build_projection
+from linformer_kit.operator.projections.resampling import stretch_matrix
 
 
 def test_random_entries_have_variance_one_over_k():
@@ -77,6 +77,11 @@ def test_frozen_projections_stay_frozen(name, mode):
     [
         ({"projected_dim": 32}, "projected_dim: expected 1 to 31 (the longest sequence), got 32"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
+        ({"shorter_input": "all"}, "shorter_input: expected one of prefix, stretch, got 'all'"),
+        *(
+            ({"name": name, "shorter_input": "stretch"}, "shorter_input: expected prefix, or a projection with windows")
+            for name in ("linear", "random", "dynamic")
+        ),
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
     ],
 )
@@ -91,43 +96,40 @@ def test_the_names_on_the_command_line_are_the_names_in_the_code():
     assert set(get_args(Projection)) == set(PROJECTIONS)
 
 
-@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
-@pytest.mark.parametrize("projected_dim", [5, (5, 2, 3)])
-def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
-    """Which one is taken depends on sizes; gradients too."""
-    torch.manual_seed(0)
-    projection = build_projection(
-        "linear",
-        seq_len=31,
-        projected_dim=projected_dim,
-        num_heads=3,
-        head_dim=4,
-        sharing=sharing,
-        shorter_input="stretch",
-        initializer="shifted_pooling",
-    ).double()
-    lengths = torch.tensor([23, 1, 7])
-    hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
-    by_way = {}
-    for spread in (True, False):
-        monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
-        projection.zero_grad()
-        tokens = split_heads(hidden, 3)
-        slots = project_heads(projection, tokens, tokens, lengths)
-        ((slots.key**2).sum() + (slots.value**3).sum()).backward()
-        by_way[spread] = [slots.key, *(parameter.grad for parameter in projection.parameters())]
-    for first, second in zip(by_way[True], by_way[False], strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)
-
-
-def test_means_of_pieces_are_exact_in_mixed_precision_and_keep_an_infinite_token_in_its_window():
-    """As one process of several computes them: windows of more tokens than bfloat16 can count."""
+def test_means_count_in_mixed_precision_and_keep_an_infinite_token_in_its_window():
+    """Windows of more tokens than bfloat16 can count."""
     n, k = 1028, 4
-    whole, split = (MeanPoolProjection(n, k, num_heads=1) for _ in range(2))
-    split.piece = Piece(slice(0, n), add=lambda parts: parts, most=lambda part: part, widen=lambda tokens: tokens)
     tokens = torch.randn(1, 1, n, 3)
     tokens[0, 0, n // 2, 1] = torch.inf
-    with torch.autocast("cpu", torch.bfloat16):
-        slots = split(tokens, tokens, None, k, source=tokens[:, 0])
-    assert slots.sizes.tolist() == [[257] * 4]
-    torch.testing.assert_close(slots.key, whole(tokens, tokens, None, k, source=tokens[:, 0]).key)
+    expected = tokens.unflatten(2, (k, -1)).mean(dim=3)
+    for requires_grad in (False, True):  # in one pass, and by products
+        given = tokens.clone().requires_grad_(requires_grad)
+        with torch.autocast("cpu", torch.bfloat16):
+            slots = MeanPoolProjection(n, k, num_heads=1)(given, given, None, k, source=given[:, 0])
+        assert slots.sizes.tolist() == [[257] * 4]
+        torch.testing.assert_close(slots.key, expected, rtol=0, atol=1e-3)  # products round tokens to bfloat16
+
+
+def stretched(matrix: Tensor, length: int) -> Tensor:
+    """The columns of a matrix over n positions, spread over another number by how much of each falls on which."""
+    n = matrix.shape[-1]
+    result = matrix.new_zeros(matrix.shape[0], length)
+    for new in range(length):
+        for old in range(n):
+            # Both intervals in units of 1/(n·m), so that the overlap is a whole number of them.
+            overlap = min((new + 1) * n, (old + 1) * length) - max(new * n, old * length)
+            if overlap > 0:
+                result[:, new] += matrix[:, old] * (overlap / length)
+    return result
+
+
+@pytest.mark.parametrize("length", [37, 36, 13, 1, 71, 74])
+def test_interpolated_matrices_keep_what_falls_on_each_position(length):
+    """Columns by the overlap of old and new positions; gradients too."""
+    matrix = torch.randn(2, 5, 37, dtype=torch.float64, requires_grad=True)
+    found = stretch_matrix(matrix, length)
+    expected = torch.stack([stretched(each, length) for each in matrix])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((each * direction).sum(), matrix)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)

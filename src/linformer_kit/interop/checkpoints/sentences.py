@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -16,8 +17,11 @@ from linformer_kit.interop.checkpoints.pretrained import optional_file
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = "max_seq_length"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
+_SETFIT = ("model_head.pkl", "config_setfit.json")  # the head is a pickle, which is not read
 # Files downloaded for a model on the hub; not the encoder itself.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
+
+logger = logging.getLogger(__name__)
 
 Files = dict[str, bytes]  # contents by path within a folder
 
@@ -39,6 +43,9 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
             place = module["path"]
             if place in (".", "..") or Path(place).name != place:
                 raise ValueError(f"got {place!r}")
+            # That of a module without settings is empty, and repositories do not store it.
+            if not (folder / place).is_dir() and not str(module.get("type")).endswith("Normalize"):
+                raise ValueError(f"got no {place}")
             inside = [path for path in sorted((folder / place).rglob("*")) if path.is_file()] if place else []
             files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     for name in _SETTINGS:
@@ -65,6 +72,20 @@ def check_no_pickle(source: str) -> bool:
         if name.endswith(f"/{_PICKLED}") and safe not in files:
             raise InputError(f"model: expected {safe} in {source}, got {name}, a pickle, which is not read")
     return bool(files)
+
+
+def warn_of_left_out(source: str, kept: Files) -> None:
+    """Name what a folder or hub id has beside its encoder and a result has not: modules, prompts, SetFit's head.
+
+    `kept` are the files of sentence-transformers in the result, all or none.
+    """
+    parts = [name for name in _SETFIT if optional_file(source, name)]
+    if not kept and (files := sentence_files(source)):
+        types = [module.get("type", module["path"]) for module in json.loads(files[_MODULES])]
+        prompts = json.loads(files.get(_SETTINGS[-1], b"{}")).get("prompts") or {}
+        parts = [*(name.rpartition(".")[2] for name in types[1:]), *["prompts"] * any(prompts.values()), *parts]
+    if parts:
+        logger.warning("%s: not in the result: %s", source, ", ".join(parts))
 
 
 def write_files(files: Files, folder: Path) -> None:

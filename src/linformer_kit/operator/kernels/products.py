@@ -66,10 +66,11 @@ def apply_feed_forward(
     With gradients, and a plain second module, only the input of GELU is kept for the backward pass, which computes its
     output, as large, again: of a layer that is a quarter of all it would keep.
     """
-    if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
+    # A trace is checked without gradients: the same code, or it fails.
+    if must_be_plain() or not needs_gradient(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
-    if must_be_plain() or type(second) is not nn.Linear or is_replaced(second) or not is_ordinary(hidden):
+    if type(second) is not nn.Linear or is_replaced(second) or not is_ordinary(hidden):
         return apply_linear(second, F.gelu(hidden))
     return _GeluLinear.apply(hidden, second.weight, second.bias)
 

@@ -77,8 +77,10 @@ def attention(
     ):
         here = slice(group * samples, (group + 1) * samples)
         near = neighbours and neighbours.of_samples(here)._replace(key=tokens[0], value=tokens[1])
-        of_group = []
-        for part, of_part in enumerate(queries.split(rows, dim=2)):
+        of_group, parts = [], queries.split(rows, dim=2)
+        if len(parts) > 1 and needs_gradient(keys, values):  # gradients of all parts are summed in float32
+            keys, values = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (keys, values))
+        for part, of_part in enumerate(parts):
             seen = near and near.of_rows(slice(part * rows, (part + 1) * rows))
             of_group.append(attend(of_part, keys, values, of_samples(mask, here), seen))
         contexts.append(of_group[0] if len(of_group) == 1 else torch.cat(of_group, dim=1))
@@ -128,11 +130,11 @@ def _attend(
 
     With neighbours, each block of rows has its own columns: the slots, and the tokens that its rows see.
     """
+    given = query.dtype
+    dtype = torch.float32 if neighbours is not None and widens(query) else given
+    query, key, value = (each.to(dtype) for each in (query, key, value))
     if neighbours is None:
         return function(query, key, value, mask).transpose(1, 2)
-    given = query.dtype
-    dtype = torch.float32 if widens(query) else given
-    query, key, value = (each.to(dtype) for each in (query, key, value))
     neighbours = neighbours._replace(key=neighbours.key.to(dtype), value=neighbours.value.to(dtype))
     bias_dtype = torch.promote_types(dtype, torch.float32) if wide_bias else dtype
     blocks = Blocks.of(query, key, value, mask, neighbours, bias_dtype)

@@ -16,7 +16,7 @@ To add a projection, add a class (docs/operator.md has an example), a line in `P
     base       the base class, full attention     sizes       numbers of slots, for heads and layers
     matrices   linear, random                     windows     means, maxima, learned kernels
     dynamic    matrices computed from tokens      starts      initialisation of E and F
-    resampling E, F and tokens for another length
+    resampling E, F and positions for another length
 
 Axes as in `slots`.
 """
@@ -30,7 +30,6 @@ from linformer_cli.errors import check_choice
 from linformer_kit.operator.projections.base import (
     Compressed,
     FullAttention,
-    Piece,
     SequenceProjection,
     SharedProjection,
     inside,

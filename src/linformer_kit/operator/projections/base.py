@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
 from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
@@ -35,15 +34,6 @@ class Compressed(NamedTuple):
     sizes: Int[Tensor, "batch_or_1 slots"] | None = None
 
 
-class Piece(NamedTuple):
-    """The piece of one process, of a sequence split over several (`parallel`)."""
-
-    positions: slice  # this process's part of the n positions
-    add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
-    most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
-    widen: Callable[[Neighbours], Neighbours]  # adds tokens of the pieces before and after, which queries here see
-
-
 class SequenceProjection(nn.Module):
     """Base class of projections of n positions to k slots.
 
@@ -58,21 +48,19 @@ class SequenceProjection(nn.Module):
             matrix for both, E = F. With `layerwise` all layers use the same module. For projections without
             parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
-            `stretch`: E is resampled to m columns (`resampling.stretch_matrix`), min(k, m) windows tile the m tokens.
+            `stretch`, for windows only: min(k, m) windows tile the m tokens.
 
     Raises:
-        InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
+        InputError: for a projected_dim outside 1 … seq_len, an unknown sharing, and a shorter_input that does not
+            fit.
     """
 
     bounded = True  # whether seq_len limits the length of sequences
-    stretches = False  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     always_tied = False  # whether E = F with any sharing
     by_head = True  # whether heads have their own E and F with sharing `none`
-    supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     extra_arguments: tuple[str, ...] = ()  # what `build_projection` passes besides: head_dim, initializer
-    piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
         self,
@@ -87,13 +75,20 @@ class SequenceProjection(nn.Module):
         is_length = is_integer(seq_len) and cast(int, seq_len) > 0
         check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", seq_len)
         check_choice("sharing", sharing, get_args(Sharing))
-        check_choice("shorter_input", shorter_input, get_args(ShorterInput))
+        self.check_shorter_input(shorter_input)
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self.num_heads = num_heads
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
         self.shared_by_heads = sharing != "none" or not self.by_head  # whether all heads have the same E and F
         self.shorter_input = shorter_input
+
+    @classmethod
+    def check_shorter_input(cls, shorter_input: str) -> None:
+        """Raise an error for an unknown value, and for `stretch` if slots are not windows."""
+        check_choice("shorter_input", shorter_input, get_args(ShorterInput))
+        expected = "prefix, or a projection with windows (mean_pool, max_pool, conv)"
+        check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
     def compress(
         self,
@@ -170,7 +165,7 @@ class SequenceProjection(nn.Module):
 
         Not in an exported program, which runs with all lengths.
         """
-        return seq_len <= 0 and not is_exporting()
+        return not is_exporting() and seq_len <= 0  # a comparison would limit the lengths of a program
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
@@ -223,20 +218,14 @@ class SequenceProjection(nn.Module):
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         """Raise the errors of `resize`."""
-        if self.piece is not None:
-            raise InputError("projection: expected a whole one to resize, got one split over several processes")
         if type(self)._resize is SequenceProjection._resize:
             raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
         check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
-        if mode == "extend" and self.stretches and self.shorter_input == "stretch":
+        if mode == "extend" and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
     def _resize(self, seq_len: int, mode: str) -> None:
         """Replace parameters and buffers; a subclass writes it."""
-
-    def of_positions(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name that have a column for each position, on their last axis."""
-        return {}
 
     def _check_length(self, seq_len: int) -> None:
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.
@@ -314,7 +303,7 @@ class LearnedProjection(SequenceProjection):
     @torch.no_grad()
     def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:
         for name, old in list(self.named_parameters()):
-            setattr(self, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
+            setattr(self, name, nn.Parameter(change(old).contiguous(), requires_grad=old.requires_grad))
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}

@@ -29,7 +29,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
 
     The parameter `key_projection` is W_Pᵀ, `[projected_dim, embed]`, for sharing `none` with a first axis of heads; a
     head with a smaller k uses the first rows. Nothing depends on a position: sequences may be longer than seq_len,
-    which may be None, and shorter_input has no effect.
+    which may be None.
 
     Args:
         head_dim: Width of a head; the width of X is num_heads·head_dim.
@@ -59,26 +59,14 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         rows = self.key_projection[..., :slots, :]
         scores = kernels.compress(rows.flatten(0, -2), source.transpose(1, 2))
         if lengths is None:
-            weights = self._softmax(scores)
+            weights = scores.softmax(dim=-1)
         else:
             padding = padding_after(lengths, source.shape[1])[:, None]
             # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
             masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
-            weights = self._softmax(masked).masked_fill(padding, 0.0)
+            weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
         weights = weights.unflatten(1, rows.shape[:-1])
         return weights, weights
-
-    def _softmax(self, scores: Tensor) -> Tensor:
-        """The softmax over all positions, of which this process may have only a piece."""
-        if self.piece is None:
-            return scores.softmax(dim=-1)
-        exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        shares = (exact - self.piece.most(exact.detach().amax(dim=-1, keepdim=True))).exp()
-        (total,) = self.piece.add([shares.sum(dim=-1, keepdim=True)])
-        return (shares / total).to(scores.dtype)
-
-    def of_positions(self) -> dict[str, Tensor]:
-        return {}  # W_P has a column for each dimension of a token
 
     def _resize(self, seq_len: int, mode: str) -> None:
         """Nothing depends on the length."""

@@ -18,7 +18,7 @@ from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
-from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
+from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.operator.slots import merge_heads
 
@@ -27,7 +27,6 @@ class MatrixProjection(SequenceProjection):
     """E and F are matrices: learned, fixed, or computed from the tokens. A subclass writes `matrices`."""
 
     commutes = True
-    supports_sequence_parallel = True
 
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
@@ -35,8 +34,13 @@ class MatrixProjection(SequenceProjection):
         """E and F, `[*batch, *heads, slots, n]`; the same tensor object if E = F."""
         raise NotImplementedError
 
-    def of_positions(self) -> dict[str, Tensor]:
-        return dict((*self.named_parameters(), *self.named_buffers()))
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        own = dict((*self.named_parameters(), *self.named_buffers()))
+        given = {name: state_dict[prefix + name].shape[-1:] for name in own if prefix + name in state_dict}
+        if self.bounded and any(size != own[name].shape[-1:] for name, size in given.items()):
+            hint = "build the model with theirs, load them, and change it by `projection.resize`"
+            arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
     def forward(
         self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
@@ -45,15 +49,7 @@ class MatrixProjection(SequenceProjection):
         self._check_length(seq_len)
         key_matrix, value_matrix = self.matrices(source, lengths, slots)
         tied, is_one = value_matrix is key_matrix, value is key
-        if self.stretches and self.shorter_input == "stretch":
-            if _spreads_tokens(key_matrix, key, lengths):
-                key = self._spread(key, lengths)
-                value = key if is_one else self._spread(value, lengths)
-            else:  # the columns of padding become zero
-                key_matrix = self._stretched(key_matrix, lengths, seq_len)
-                value_matrix = key_matrix if tied else self._stretched(value_matrix, lengths, seq_len)
-            lengths = None  # padding has zeros as tokens, or zeros as columns
-        elif is_exporting():  # a slice would make the full length a special case
+        if is_exporting():  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
             key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
         else:
@@ -62,8 +58,6 @@ class MatrixProjection(SequenceProjection):
         parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
         if sums:
             parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
-        if self.piece is not None:  # from sums over this process's positions to sums over all
-            parts = self.piece.add(parts)
         if len(pairs) == 1:  # for keys and values alike
             parts = [part for part in parts for _ in range(2)]
         return Compressed(*parts)
@@ -76,19 +70,6 @@ class MatrixProjection(SequenceProjection):
             return kernels.compress(matrix, tokens[:, 0])[:, None]
         return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
-    def _stretched(self, matrix: Tensor, lengths: Tensor | None, seq_len: int) -> Tensor:
-        """E resampled to the length of the texts; one matrix per sequence if the lengths may differ."""
-        if lengths is not None:
-            return stretch_to_lengths(matrix, lengths, seq_len)
-        return stretch_matrix(matrix, seq_len)
-
-    def _spread(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        """Spread all texts over n positions, the number of columns of E."""
-        if lengths is None:
-            lengths = torch.full((1,), tokens.shape[2], device=tokens.device)
-        spread = stretch_tokens(merge_heads(tokens), lengths, self.seq_len)
-        return spread.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
-
 
 class LinearProjection(LearnedProjection, MatrixProjection):
     """Learned E and F: each slot is a weighted sum of all positions (equation 7).
@@ -100,7 +81,6 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         initializer: Initialisation of E and F (`starts`).
     """
 
-    stretches = True
     extra_arguments = ("initializer",)
 
     def __init__(
@@ -144,7 +124,7 @@ class RandomProjection(MatrixProjection):
 
     R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it with any sharing;
     `layerwise` shares it over layers too. Fewer slots k' are the first rows times √(k/k'), again N(0, 1/k'). Its
-    columns are independent, so R is never stretched, and a longer R gets new columns.
+    columns are independent, and a longer R gets new ones.
     """
 
     always_tied = True
@@ -170,20 +150,6 @@ class RandomProjection(MatrixProjection):
     def _resize(self, seq_len: int, mode: str) -> None:
         new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
-
-
-def _spreads_tokens(matrix: Tensor, tokens: Tensor, lengths: Tensor | None) -> bool:
-    """How to stretch: True to spread texts over n positions, False to resample E to the length of each text.
-
-    An exported program spreads texts, since it runs with all lengths and int8 needs a constant E. Else the sizes of
-    the spread texts and of the resampled E decide; a number of E costs about twice as much (reproduce/LOG.md).
-    """
-    if is_exporting():
-        return True
-    if lengths is None:
-        return False
-    _, heads, length, dim = tokens.shape
-    return 2 * length * math.prod(matrix.shape[:-1]) > matrix.shape[-1] * heads * dim
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
-from linformer_kit.operator.padding import take_positions, zero_padding
+from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.slots import merge_heads
@@ -63,7 +63,6 @@ class WindowProjection(SequenceProjection):
     """Slot i is computed from window i of the k windows that tile the sequence. A subclass writes `reduce`."""
 
     windowed = True
-    stretches = True
 
     def reduce(
         self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
@@ -98,12 +97,11 @@ class WindowProjection(SequenceProjection):
         longest: int = self.seq_len
         tiled: int | Tensor = longest
         number: int | Tensor = slots
-        fillable = -(-seq_len * slots // longest)
+        count = slots if is_exporting() else -(-seq_len * slots // longest)  # an exported program has all lengths
         if self.shorter_input == "stretch":
             tiled, number = real[:, None], real.clamp(min=1, max=slots)[:, None]
-            fillable = min(slots, seq_len)
-            longest = longest if is_exporting() else max(1, seq_len)
-        count = slots if is_exporting() else fillable  # an exported program must not depend on the length
+            if not is_exporting():
+                count, longest = min(slots, seq_len), max(1, seq_len)
         edges = torch.arange(count + 1, device=real.device) * tiled // number
         edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
         positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
@@ -138,7 +136,6 @@ class MeanPoolProjection(WindowProjection):
     """Slot i is the mean of the real tokens in window i."""
 
     commutes = True
-    supports_sequence_parallel = True
     always_tied = True
     by_head = False
 
@@ -146,29 +143,7 @@ class MeanPoolProjection(WindowProjection):
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
     def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        fits = seq_len <= (slots if self.shorter_input == "stretch" else 0)
-        return fits and not is_exporting()
-
-    def forward(
-        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
-    ) -> Compressed:
-        if self.piece is None:
-            return super().forward(key, value, lengths, slots, source=source, sums=sums)
-        # From sums and counts over this process's positions, in float32 or wider.
-        batch, _, seq_len, _ = key.shape
-        wide = torch.promote_types(key.dtype, torch.float32)
-        here = torch.arange(self.seq_len, device=key.device)[self.piece.positions][:seq_len]
-        real = zero_padding(torch.ones(batch, 1, seq_len, 1, dtype=wide, device=key.device), lengths)
-        window = ((here + 1) * slots - 1) // self.seq_len  # i with ⌊i·n/k⌋ ≤ position < ⌊(i+1)·n/k⌋
-        parts = [  # not a product: an infinite token would reach all windows
-            tokens.new_zeros(*tokens.shape[:2], slots, tokens.shape[3], dtype=wide).index_add(
-                2, window, tokens.to(wide)
-            )
-            for tokens in (real, key, value)[: 2 if value is key else 3]
-        ]
-        count, *totals = self.piece.add(parts)
-        means = [(total / count.clamp(min=1)).to(key.dtype) for total in totals]
-        return Compressed(means[0], means[-1], sizes=count[:, 0, :, 0].long())
+        return not is_exporting() and seq_len <= (slots if self.shorter_input == "stretch" else 0)
 
 
 class MaxPoolProjection(WindowProjection):

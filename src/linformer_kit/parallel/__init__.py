@@ -1,1 +1,0 @@
-"""Sequence parallelism: one text over several devices."""
