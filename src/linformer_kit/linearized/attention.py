@@ -11,13 +11,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
-from transformers.models.bert.modeling_bert import eager_attention_forward
-from transformers.utils import output_capturing
+from transformers.masking_utils import bidirectional_mask_function
 
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.layers import check_weights
+from linformer_kit.linearized.windows import (
+    WindowMask,
+    is_recorded,
+    one_for_each_query,
+    scaled,
+    window_attention,
+    window_mask,
+)
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.conditions import has_values, is_transformed
 from linformer_kit.operator.drop_in import padding_from_scores
@@ -80,11 +85,9 @@ def linear_attention(
             those of the queries' tokens, a module without E and F, and a sequence that is too long for them.
     """
     layer: Any = _layer_of(module)
-    need_weights = _is_recorded(arguments)
     if isinstance(layer, LocalAttention):
-        if need_weights:
-            return _attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
+        return window_attention(module, query, key, value, attention_mask, scaling, dropout, **arguments)
+    need_weights = is_recorded(arguments)
     check_weights(module, arguments)
     if key.shape[2] != query.shape[2]:  # slots and windows of the text would be those of the vectors before it
         expected = f"none with linear attention, which needs one key for each of {query.shape[2]} tokens"
@@ -97,9 +100,7 @@ def linear_attention(
     key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
     if window:
         query = _in_order(query, order)
-    head_dim = query.shape[-1]
-    if scaling is not None and scaling != head_dim**-0.5:
-        query = query * (scaling * head_dim**0.5)
+    query = scaled(query, scaling)
     slots = project_heads(
         layer if shared is None else shared.module,
         key,
@@ -129,43 +130,6 @@ def _layer_of(module: nn.Module) -> nn.Module:
     return getattr(module, LAYER)
 
 
-def _is_recorded(arguments: dict[str, Any]) -> bool:
-    """Whether transformers records attention weights in this forward pass.
-
-    Most models pass `output_attentions` to their layers; all of them use the collector.
-    """
-    collector = output_capturing._active_collector
-    if arguments.get("output_attentions"):
-        return True
-    if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
-        return collector.compiling and "attentions" in (collector.get() or ())
-    return "attentions" in (collector.get() or ())
-
-
-def _attend_pairs(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Full attention with its weights P, for layers with a sliding window."""
-    key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    if mask is not None and mask.dtype == torch.bool:  # True where visible
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
-
-
-def one_for_each_query(
-    heads: Float[Tensor, "batch key_heads seq_len head_dim"], query: Float[Tensor, "batch heads query_len head_dim"]
-) -> Float[Tensor, "batch heads seq_len head_dim"]:
-    """Repeat keys or values of grouped-query attention for each query head; others are returned without a copy."""
-    repeats = query.shape[1] // heads.shape[1]
-    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
-
-
 def padding_of(
     attention_mask: Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
 ) -> Bool[Tensor, "batch seq_len"] | None:
@@ -192,10 +156,14 @@ def padding_of(
     return padding.expand(key.shape[0], -1)
 
 
-def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:
-    """The mask for layers: `[batch, seq_len]`, True on real tokens, None if all are; with a window, sdpa's mask."""
+def mask(
+    *, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any
+) -> WindowMask | Tensor | None:
+    """The mask for layers: `[batch, seq_len]`, True on real tokens, None if all are; with a window, `window_mask`'s."""
     if mask_function is not bidirectional_mask_function:
-        pairs = sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
+        pairs = window_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
+        if isinstance(pairs, WindowMask):
+            return pairs
         of_all = pairs is not None and arguments.get("local_size") is None and has_values(pairs)
         # Gemma's encoders turn a causal mask into one in which every query sees the same tokens.
         return pairs[:, 0, 0] if of_all and (pairs == pairs[:, :, :1]).all() else pairs

@@ -33,6 +33,8 @@ class Neighbours(NamedTuple):
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
+    # Which tokens of its block each query sees, if more than `window` and `lengths` decides it (`linearized.windows`).
+    visible: Bool[Tensor, "batch_or_1 blocks rows seen"] | None = None
 
     @property
     def before(self) -> int:
@@ -58,11 +60,15 @@ class Neighbours(NamedTuple):
             value=self.value[samples],
             edges=of_samples(self.edges, samples),
             lengths=of_samples(self.lengths, samples),
+            visible=of_samples(self.visible, samples),
         )
 
     def of_rows(self, rows: slice) -> Neighbours:
-        """The neighbours of some of the queries."""
-        return self._replace(first=self.first + rows.start)
+        """The neighbours of some of the queries, which are whole blocks."""
+        visible = self.visible
+        if visible is not None:
+            visible = visible[:, rows.start // visible.shape[2] : -(-rows.stop // visible.shape[2])]
+        return self._replace(first=self.first + rows.start, visible=visible)
 
 
 class Blocks(NamedTuple):
@@ -103,8 +109,7 @@ class Blocks(NamedTuple):
         """
         (batch, _, length, _), device, slots = query.shape, query.device, key.shape[2]
         rows, columns = block_size(length, slots, neighbours.window)
-        # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
-        count = (length + 2 * rows - 1) // rows if torch.compiler.is_compiling() else -(-length // rows)
+        count = block_count(length, rows)
         starts = torch.arange(count, device=device)[:, None] * rows
         row = starts + torch.arange(rows, device=device) + neighbours.first
         start, seen = neighbours.first - neighbours.before, columns - slots
@@ -112,6 +117,8 @@ class Blocks(NamedTuple):
         first, after = (end[..., None] for end in neighbours.seen_by(row))
         dtype = bias_dtype or query.dtype
         is_hidden = (token[:, None] < first) | (token[:, None] >= after)
+        if neighbours.visible is not None:
+            is_hidden = ~neighbours.visible
         of_tokens = torch.zeros(is_hidden.shape, dtype=dtype, device=device).masked_fill(is_hidden, -math.inf)
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
         if neighbours.edges is not None:
@@ -178,6 +185,12 @@ def block_size(length: int, slots: int, window: int) -> tuple[int, int]:
     if not torch.compiler.is_compiling():
         rows = max(1, min(rows, length))
     return rows, (slots + rows + window - 2 + _ALIGNED) // _ALIGNED * _ALIGNED
+
+
+def block_count(length: int, rows: int) -> int:
+    """The number of blocks of a sequence."""
+    # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
+    return (length + 2 * rows - 1) // rows if torch.compiler.is_compiling() else -(-length // rows)
 
 
 def log_unseen(
