@@ -1,0 +1,178 @@
+"""Exact windows: layers that attend to a sliding window, in blocks of queries instead of with an n × n mask.
+
+Encoders such as ModernBERT and EmbeddingGemma have a window in most layers. `import linformer_kit` registers
+`attn_implementation="exact_windows"` with transformers: these layers then take time and memory linear in n, with the
+same outputs as `sdpa`; all other layers run as with `sdpa`. Weights, configuration and saved files stay what they are.
+
+Axes: batch, heads, seq_len (n), head_dim; blocks of consecutive queries (rows), with the tokens that they may see.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.models.bert.modeling_bert import eager_attention_forward
+from transformers.utils import output_capturing
+
+from linformer_kit.linearized.layers import check_weights
+from linformer_kit.operator import kernels
+from linformer_kit.operator.conditions import has_values, is_exporting
+from linformer_kit.operator.neighbours import Neighbours, block_count, block_size
+
+IMPLEMENTATION = "exact_windows"
+_WORTH = 2  # below this many times the columns of a block, sdpa is as fast
+
+
+class WindowMask(NamedTuple):
+    """Which tokens each query sees, in blocks of queries: what layers with a window get as `attention_mask`."""
+
+    visible: Bool[Tensor, "batch_or_1 blocks rows seen"]  # a query that would see none sees all, to stay finite
+    window: int  # w; the first column of a block stands ⌊w/2⌋ tokens before its first row
+
+    def pairs(self, length: int) -> Bool[Tensor, "batch_or_1 1 seq_len seq_len"]:
+        """The mask over pairs of positions, for attention weights."""
+        _, blocks, rows, seen = self.visible.shape
+        first = torch.arange(blocks, device=self.visible.device)[:, None, None] * rows
+        column = first + torch.arange(seen, device=self.visible.device)
+        wide = self.visible.new_zeros(*self.visible.shape[:3], blocks * rows + seen)
+        wide = wide.scatter(-1, column.expand(self.visible.shape), self.visible)
+        before = self.window // 2
+        return wide.flatten(1, 2)[:, None, :length, before : before + length]
+
+
+def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
+    """The mask for layers: in blocks if they have a window and the text is long enough, else that of `sdpa`.
+
+    The mask function of transformers decides what is visible, within `local_size` tokens on each side.
+    """
+    if is_exporting() or not _has_window(arguments):  # an exported program keeps the mask over pairs
+        return sdpa_mask(**arguments)
+    length, half, device = arguments["q_length"], arguments["local_size"], arguments["device"]
+    window = 2 * half + 1
+    rows, seen = block_size(length, 0, window)
+    if length < _WORTH * seen:
+        return sdpa_mask(**arguments)
+    blocks = torch.arange(block_count(length, rows), device=device)[None, :, None, None] * rows
+    query = blocks + torch.arange(rows, device=device)[:, None]
+    key = blocks - half + torch.arange(seen, device=device)
+    batch = torch.arange(arguments["batch_size"], device=device)[:, None, None, None]
+    padding = arguments.get("attention_mask")
+    inside = key.clamp(0, length - 1)
+    visible = arguments["mask_function"](batch, torch.zeros_like(batch), query.clamp(max=length - 1), inside)
+    visible = visible & (key >= 0) & (key < length)
+    if padding is not None:
+        visible = visible & padding.bool()[batch, inside]
+    if not _is_plain(arguments):  # other functions than a window may show tokens beyond the blocks
+        pairs, inside_blocks = sdpa_mask(**arguments), (visible & (query < length)).expand(len(batch), -1, -1, -1)
+        if pairs is None or not has_values(pairs) or pairs.sum() != inside_blocks.sum():
+            return pairs
+    return WindowMask(visible | ~visible.any(dim=-1, keepdim=True), window)
+
+
+def _has_window(arguments: dict[str, Any]) -> bool:
+    """Whether a mask is that of a window over the tokens of one forward pass, without a cache of earlier ones."""
+    offsets = arguments.get("q_offset", 0), arguments.get("kv_offset", 0)
+    return (
+        arguments.get("local_size") is not None
+        and arguments["mask_function"] not in (bidirectional_mask_function, causal_mask_function)
+        and not any(isinstance(offset, Tensor) or offset for offset in offsets)
+        and arguments["q_length"] == arguments["kv_length"]
+    )
+
+
+def _is_plain(arguments: dict[str, Any]) -> bool:
+    """Whether transformers says that a mask is its own window and nothing besides: sdpa may skip it for short texts."""
+    return arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False)
+
+
+def window_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads seq_len head_dim"],
+    key: Float[Tensor, "batch key_heads keys head_dim"],
+    value: Float[Tensor, "batch key_heads keys head_dim"],
+    attention_mask: WindowMask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **arguments: Any,
+) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len keys"] | None]:
+    """softmax(Q·Kᵀ·scaling)·V (equation 2) over the tokens that a mask from `window_mask` shows.
+
+    Args:
+        module: The attention layer that calls this function.
+        query: Q·W_Q by heads; `key` and `value` likewise.
+        attention_mask: From `window_mask`; any other is for `sdpa`.
+        scaling: Scale of the scores; None: 1/√head_dim.
+        dropout: Dropout on the weights.
+        arguments: All other arguments of the layer.
+
+    Returns:
+        The output, with heads as the second-to-last axis; and the weights P if transformers records them, or None.
+
+    Raises:
+        InputError: for attention with a term that is not computed here, such as sinks or a cap of the scores.
+    """
+    check_weights(module, arguments)
+    in_blocks = isinstance(attention_mask, WindowMask)
+    if is_recorded(arguments):
+        mask = attention_mask.pairs(query.shape[2]) if in_blocks else attention_mask
+        return attend_pairs(module, query, key, value, mask, scaling, dropout)
+    if not in_blocks:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
+    key, value = (one_for_each_query(heads, query) for heads in (key, value))
+    tokens = Neighbours(key, value, attention_mask.window, visible=attention_mask.visible)
+    no_slots = key[:, :, :0]
+    context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
+    return context.transpose(1, 2).contiguous(), None
+
+
+def scaled(query: Tensor, scaling: float | None) -> Tensor:
+    """Queries whose scores with the scale 1/√head_dim are those with another one."""
+    head_dim = query.shape[-1]
+    return query if scaling in (None, head_dim**-0.5) else query * (scaling * head_dim**0.5)
+
+
+def is_recorded(arguments: dict[str, Any]) -> bool:
+    """Whether transformers records attention weights in this forward pass.
+
+    Most models pass `output_attentions` to their layers; all of them use the collector.
+    """
+    collector = output_capturing._active_collector
+    if arguments.get("output_attentions"):
+        return True
+    if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
+        return collector.compiling and "attentions" in (collector.get() or ())
+    return "attentions" in (collector.get() or ())
+
+
+def attend_pairs(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Full attention with its weights P."""
+    key, value = (one_for_each_query(heads, query) for heads in (key, value))
+    if mask is not None and mask.dtype == torch.bool:  # True where visible
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
+
+
+def one_for_each_query(
+    heads: Float[Tensor, "batch key_heads seq_len head_dim"], query: Float[Tensor, "batch heads query_len head_dim"]
+) -> Float[Tensor, "batch heads seq_len head_dim"]:
+    """Repeat keys or values of grouped-query attention for each query head; others are returned without a copy."""
+    repeats = query.shape[1] // heads.shape[1]
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+
+
+AttentionInterface.register(IMPLEMENTATION, window_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, window_mask)
