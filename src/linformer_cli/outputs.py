@@ -25,7 +25,7 @@ def check_output(settings: Any) -> None:
             check_no_run(Path(folder), goes_on=goes_on)
         elif folder is not None:
             check_new_folder(name, folder)
-    if output := getattr(settings, "output", None):
+    if (output := getattr(settings, "output", None)) is not None:
         check_new_files([Path(output), Path(f"{output}.part")], goes_on=goes_on)
 
 
@@ -67,7 +67,10 @@ def check_no_run(folder: Path, *, goes_on: bool) -> None:
 
 
 def check_new_files(paths: Iterable[Path], *, goes_on: bool) -> None:
-    """Raise an error if one of the files of an output exists, unless it goes on or is overwritten."""
+    """Raise an error if one of the files of an output exists, unless it goes on or is overwritten, or is a folder."""
+    paths = list(paths)
+    if folder := next(filter(Path.is_dir, paths), None):
+        raise InputError(f"output: expected a file, got the folder {folder}")
     if (existing := next(filter(Path.exists, paths), None)) and not goes_on:
         advice = "continue with --resume, or start again with --overwrite"
         raise InputError(f"output: expected a new file, got {existing}; {advice}")

@@ -135,6 +135,8 @@ def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplo
     model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model")))
     modules = [{"path": path, "type": f"library.{path}"} for path in ("", "Pooling", "Dense")]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    for module in ("Pooling", "Dense"):
+        (tmp_path / "model" / module).mkdir()
     monkeypatch.setattr(onnx_file, "write_onnx", lambda source, path: path.write_bytes(b"a file"))
     monkeypatch.setattr(onnx_file, "runner", lambda path: lambda inputs: [model.run(inputs)[0] + 0.01])
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")

@@ -57,10 +57,8 @@ class TextsAndOutput:
             return
         self._output = Path(settings.output)
         self._part, self._record, self._batches = (
-            self._output.with_name(f"{self._output.name}.{end}") for end in ("part", "run.json", "batches.npz")
+            Path(f"{self._output}.{end}") for end in ("part", "run.json", "batches.npz")
         )
-        if self._output.is_dir():
-            raise InputError(f"output: expected a file, got the folder {self._output}")
         files = (self._output, self._part, self._record, self._batches, *extra_files)
         for written in filter(Path.exists, files):
             if any(map(written.samefile, self.paths)):
