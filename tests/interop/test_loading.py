@@ -21,7 +21,7 @@ from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.checkpoints import pretrained
-from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
+from linformer_kit.interop.loading import auto_class_of, load_model, load_pretrained, tokenizer_for
 from tests.conftest import SIZES, fail_last_line, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]
@@ -275,3 +275,15 @@ def test_heads_poolers_and_names_of_old_files_are_not_lost(auto_class, tmp_path)
     loaded = load_pretrained(folder, auto_class, "an encoder", head=head).model.base_model
     norm = load_file(Path(folder) / "model.safetensors")["bert.embeddings.LayerNorm.gamma"]
     assert torch.equal(loaded.embeddings.LayerNorm.weight, norm)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("ModernBertModel", "exact_windows"), ("BertModel", "sdpa")])
+def test_layers_with_a_window_run_in_blocks(kind, expected, tmp_path, caplog):
+    caplog.set_level("INFO", logger="linformer_kit")
+    sizes = BERT | {"num_hidden_layers": 2, "vocab_size": 53, "pad_token_id": 0}
+    tokens = dict.fromkeys(("cls_token_id", "sep_token_id", "eos_token_id", "bos_token_id"), 1)
+    fields = {"local_attention": 6, **tokens} if kind == "ModernBertModel" else {}
+    save(tmp_path, getattr(transformers, kind.replace("Model", "Config"))(**sizes, **fields), kind=kind)
+    model = load_model(str(tmp_path), AutoModel, "an encoder").model
+    assert model.config._attn_implementation == expected
+    assert ("exact_windows" in caplog.text) == (expected == "exact_windows")

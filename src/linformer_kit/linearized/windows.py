@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 from transformers.models.bert.modeling_bert import eager_attention_forward
@@ -129,6 +129,15 @@ def window_attention(
     no_slots = key[:, :, :0]
     context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
     return context.transpose(1, 2).contiguous(), None
+
+
+def use_exact_windows(model: PreTrainedModel) -> bool:
+    """Switch a model from `sdpa` to exact windows, if it has layers with a window; whether it was switched."""
+    has_windows = any(isinstance(getattr(module, "sliding_window", None), int) for module in model.modules())
+    if not has_windows or model.config._attn_implementation != "sdpa":
+        return False
+    model.set_attn_implementation(IMPLEMENTATION)
+    return True
 
 
 def scaled(query: Tensor, scaling: float | None) -> Tensor:
