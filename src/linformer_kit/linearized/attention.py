@@ -61,7 +61,7 @@ def linear_attention(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch key_heads seq_len head_dim"],
     value: Float[Tensor, "batch key_heads seq_len head_dim"],
-    attention_mask: Tensor | None,
+    attention_mask: WindowMask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **arguments: Any,
@@ -131,7 +131,7 @@ def _layer_of(module: nn.Module) -> nn.Module:
 
 
 def padding_of(
-    attention_mask: Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
+    attention_mask: WindowMask | Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
 ) -> Bool[Tensor, "batch seq_len"] | None:
     """The padding mask, True where padded, from the mask that layers receive; one row for each text.
 
@@ -140,18 +140,19 @@ def padding_of(
     """
     if attention_mask is None:
         return None
-    mask = attention_mask
+    mask = attention_mask.visible if isinstance(attention_mask, WindowMask) else attention_mask
+    given = list(mask.shape)
     if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
         mask = mask[:, 0, 0]
     if mask.dim() != 2:
         raise InputError(
-            f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {list(attention_mask.shape)}: each slot "
+            f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {given}: each slot "
             "mixes all positions, so a mask over pairs of them would leak what it hides"
         )
     if not torch.compiler.is_compiling():  # traced code must not depend on sizes
         batch, seq_len = key.shape[0], key.shape[2]
         if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
-            raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {list(attention_mask.shape)}")
+            raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {given}")
     padding = padding_from_scores("attention_mask", mask) if mask.is_floating_point() else mask == 0
     return padding.expand(key.shape[0], -1)
 
@@ -164,9 +165,10 @@ def mask(
         pairs = window_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
         if isinstance(pairs, WindowMask):
             return pairs
-        of_all = pairs is not None and arguments.get("local_size") is None and has_values(pairs)
+        if pairs is None or arguments.get("local_size") is not None or not has_values(pairs):
+            return pairs
         # Gemma's encoders turn a causal mask into one in which every query sees the same tokens.
-        return pairs[:, 0, 0] if of_all and (pairs == pairs[:, :, :1]).all() else pairs
+        return pairs[:, 0, 0] if (pairs == pairs[:, :, :1]).all() else pairs
     if attention_mask is None or is_transformed():
         return attention_mask
     readable = has_values(attention_mask)  # not while a CUDA graph is captured

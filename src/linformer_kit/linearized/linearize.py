@@ -71,7 +71,7 @@ def linearize(
     XLNet, Longformer) raise an error.
 
     The model is changed in-place and becomes a subclass of its class (such as `LinearBertForMaskedLM`) with its own
-    model type; it saves and loads like any other. Layers that have a sliding window of their own are unchanged.
+    model type; it saves and loads like any other. Layers that have a sliding window of their own keep it (`windows`).
 
     With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
     change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.

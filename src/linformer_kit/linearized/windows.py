@@ -118,11 +118,11 @@ def window_attention(
         InputError: for attention with a term that is not computed here, such as sinks or a cap of the scores.
     """
     check_weights(module, arguments)
-    in_blocks = isinstance(attention_mask, WindowMask)
     if is_recorded(arguments):
-        mask = attention_mask.pairs(query.shape[2]) if in_blocks else attention_mask
-        return attend_pairs(module, query, key, value, mask, scaling, dropout)
-    if not in_blocks:
+        if isinstance(attention_mask, WindowMask):
+            attention_mask = attention_mask.pairs(query.shape[2])
+        return attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
+    if not isinstance(attention_mask, WindowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     tokens = Neighbours(key, value, attention_mask.window, visible=attention_mask.visible)
