@@ -111,6 +111,16 @@ def test_attention_weights_are_those_of_eager():
         torch.testing.assert_close(other, one, rtol=0, atol=1e-6)  # its softmax is in float32
 
 
+@pytest.mark.e2e
+def test_dropout_with_texts_of_other_lengths_is_finite(calls):
+    """Dropout takes products; a query within a hole sees no token at all."""
+    model, mask = with_windows(modernbert(attention_dropout=0.3)).train(), masks()["padding and holes"]
+    output = model(torch.randint(3, 97, (3, N)), attention_mask=mask).last_hidden_state
+    output[mask.bool()].sum().backward()
+    assert calls.called and output.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_short_texts_and_a_cache_take_sdpa(calls):
     model = with_windows(modernbert())
     model(torch.randint(3, 97, (2, 131)))
