@@ -116,8 +116,9 @@ class Blocks(NamedTuple):
         token = starts + torch.arange(seen, device=device) + start
         first, after = (end[..., None] for end in neighbours.seen_by(row))
         dtype = bias_dtype or query.dtype
-        is_hidden = (token[:, None] < first) | (token[:, None] >= after)
-        if neighbours.visible is not None:
+        if neighbours.visible is None:
+            is_hidden = (token[:, None] < first) | (token[:, None] >= after)
+        else:
             is_hidden = ~neighbours.visible
         of_tokens = torch.zeros(is_hidden.shape, dtype=dtype, device=device).masked_fill(is_hidden, -math.inf)
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
