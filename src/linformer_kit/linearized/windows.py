@@ -36,6 +36,7 @@ class WindowMask(NamedTuple):
     bias: Float[Tensor, "batch_or_1 blocks rows seen"]
     window: int  # w
     is_causal: bool  # the first column of a block is the first token of its first row's window
+    ndim = 4  # so that transformers passes on a mask that `generate` made
 
     def pairs(self, length: int) -> Bool[Tensor, "batch_or_1 1 seq_len seq_len"]:
         """The mask over pairs of positions, for attention weights."""
@@ -47,12 +48,22 @@ class WindowMask(NamedTuple):
         before = tokens_before(self.window, self.is_causal)
         return wide.flatten(1, 2)[:, None, :length, before : before + length]
 
+    def contiguous(self) -> WindowMask:
+        """The same: transformers asks for it with a cache of a fixed size."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        expected = "sdpa, as the layers do not only pass on their mask"
+        raise AttributeError(f"attn_implementation: expected {expected}, got {IMPLEMENTATION} (mask.{name})")
+
 
 def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     """The mask for layers: in blocks if they have a window and the text is long enough, else that of `sdpa`.
 
     The mask function of transformers decides what is visible, within `local_size` tokens on each side.
     """
+    if isinstance(arguments.get("attention_mask"), WindowMask):
+        return arguments["attention_mask"]
     if torch.jit.is_tracing() or not _has_window(arguments):
         return sdpa_mask(**arguments)
     length, size, device = arguments["q_length"], arguments["local_size"], arguments["device"]
