@@ -36,7 +36,6 @@ class WindowMask(NamedTuple):
     bias: Float[Tensor, "batch_or_1 blocks rows seen"]
     window: int  # w
     is_causal: bool  # the first column of a block is the first token of its first row's window
-    ndim = 4  # so that transformers passes on a mask that `generate` made
 
     def pairs(self, length: int) -> Bool[Tensor, "batch_or_1 1 seq_len seq_len"]:
         """The mask over pairs of positions, for attention weights."""
@@ -47,6 +46,11 @@ class WindowMask(NamedTuple):
         wide = wide.scatter(-1, column.expand(self.bias.shape), self.bias == 0)
         before = tokens_before(self.window, self.is_causal)
         return wide.flatten(1, 2)[:, None, :length, before : before + length]
+
+    @property
+    def ndim(self) -> int:
+        """As of masks over pairs, so that models pass on a mask that `generate` made."""
+        return 4
 
     def contiguous(self) -> WindowMask:
         """The same: transformers asks for it with a cache of a fixed size."""
