@@ -20,7 +20,7 @@ from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum,
 from linformer_kit.interop.checkpoints.encoders import load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
-from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.linearize import linearize, optimize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
@@ -62,6 +62,7 @@ __all__ = [
     "linearize",
     "load_encoder_checkpoint",
     "load_fairseq_checkpoint",
+    "optimize",
 ]
 
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)

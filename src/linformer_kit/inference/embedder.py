@@ -20,6 +20,7 @@ from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.linearize import text_encoder
+from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, longest_input
 
 _KIND = "an encoder of texts"
@@ -54,6 +55,7 @@ class Embedder(TextModel):
         device: str | None = None,
     ) -> None:
         self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
+        use_fast_products(text_encoder(sentences))  # in this number format
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)

@@ -74,7 +74,7 @@ def _describe(loaded: Loaded, *, learned: bool, in_place: bool, adapters: Sequen
     model = loaded.model
     config = model.config.to_dict()
     slots = config.get("linformer", config)
-    is_linear = config.get("attention") != "full"
+    is_linear = config.get("attention") != "full" and slots.get("layers") != []
     attention = "full attention"
     if is_linear:
         attention = f"k {slots['projected_dim']}, sharing {slots['sharing']}"

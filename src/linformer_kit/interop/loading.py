@@ -25,6 +25,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
+from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
 from linformer_kit.models.base import longest_input, position_tables
 from linformer_kit.models.configuration import LinformerConfig
@@ -77,12 +78,13 @@ def load_model(
 ) -> Loaded:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
 
-    Layers with a sliding window run as exact windows, with the same outputs.
+    Layers with a sliding window run as exact windows, and products as is fastest here, with the same outputs.
     """
     loaded = load_pretrained(name, auto_class, kind, head=head, config=config)
     model = loaded.model
     if use_exact_windows(model):
         logger.info("%s: layers with a sliding window run in blocks, with the same outputs (exact_windows)", name)
+    use_fast_products(model)
     if is_local_path(name) and not has_tokenizer(name):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")
     with input_errors(f"model: expected {kind}, got {name}"):

@@ -140,7 +140,7 @@ def padding_of(
     """
     if attention_mask is None:
         return None
-    mask = attention_mask.visible if isinstance(attention_mask, WindowMask) else attention_mask
+    mask = attention_mask.bias if isinstance(attention_mask, WindowMask) else attention_mask
     given = list(mask.shape)
     if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
         mask = mask[:, 0, 0]

@@ -22,6 +22,7 @@ from transformers.utils import output_capturing
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
+from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
 from linformer_kit.operator.projections import FullAttention
@@ -159,9 +160,10 @@ def attach(model: PreTrainedModel) -> None:
     for name, state in states.items():
         like = next(modules[name].parameters())
         modules[name].add_module(LAYER, state.to(like.device, like.dtype))
-    if fields.shared:
+    if fields.shared and projections:
         base.add_module(LAYER, projections[0].to(base.device, base.dtype))
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
+    use_fast_products(model)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
 

@@ -88,7 +88,7 @@ class LinearFields:
                 shorter_input=self.shorter_input,
                 initializer=self.projection_initializer,
             )
-            for layer in range(1 if self.shared else layers)
+            for layer in range(min(layers, 1) if self.shared else layers)
         ]
         for layer in range(layers if self.shared else 0):
             projections[0].checked_slots(self.slots(layer), self.num_heads)

@@ -23,7 +23,7 @@ from transformers.utils import output_capturing
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_values, is_exporting
-from linformer_kit.operator.neighbours import Neighbours, block_count, block_size
+from linformer_kit.operator.neighbours import Neighbours, as_bias, block_count, block_size, tokens_before
 
 IMPLEMENTATION = "exact_windows"
 _WORTH = 2  # below this many times the columns of a block, sdpa is as fast
@@ -32,17 +32,19 @@ _WORTH = 2  # below this many times the columns of a block, sdpa is as fast
 class WindowMask(NamedTuple):
     """Which tokens each query sees, in blocks of queries: what layers with a window get as `attention_mask`."""
 
-    visible: Bool[Tensor, "batch_or_1 blocks rows seen"]  # a query that would see none sees all, to stay finite
-    window: int  # w; the first column of a block stands ⌊w/2⌋ tokens before its first row
+    # What is added to the scores, made once for all layers; a query that would see none sees all, to stay finite.
+    bias: Float[Tensor, "batch_or_1 blocks rows seen"]
+    window: int  # w
+    is_causal: bool  # the first column of a block is the first token of its first row's window
 
     def pairs(self, length: int) -> Bool[Tensor, "batch_or_1 1 seq_len seq_len"]:
         """The mask over pairs of positions, for attention weights."""
-        _, blocks, rows, seen = self.visible.shape
-        first = torch.arange(blocks, device=self.visible.device)[:, None, None] * rows
-        column = first + torch.arange(seen, device=self.visible.device)
-        wide = self.visible.new_zeros(*self.visible.shape[:3], blocks * rows + seen)
-        wide = wide.scatter(-1, column.expand(self.visible.shape), self.visible)
-        before = self.window // 2
+        _, blocks, rows, seen = self.bias.shape
+        first = torch.arange(blocks, device=self.bias.device)[:, None, None] * rows
+        column = first + torch.arange(seen, device=self.bias.device)
+        wide = self.bias.new_zeros(*self.bias.shape[:3], blocks * rows + seen, dtype=torch.bool)
+        wide = wide.scatter(-1, column.expand(self.bias.shape), self.bias == 0)
+        before = tokens_before(self.window, self.is_causal)
         return wide.flatten(1, 2)[:, None, :length, before : before + length]
 
 
@@ -51,16 +53,17 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
 
     The mask function of transformers decides what is visible, within `local_size` tokens on each side.
     """
-    if is_exporting() or not _has_window(arguments):  # an exported program keeps the mask over pairs
+    if torch.jit.is_tracing() or not _has_window(arguments):
         return sdpa_mask(**arguments)
-    length, half, device = arguments["q_length"], arguments["local_size"], arguments["device"]
-    window = 2 * half + 1
+    length, size, device = arguments["q_length"], arguments["local_size"], arguments["device"]
+    is_causal = arguments.get("allow_is_causal_skip", True)  # so transformers calls a causal window and nothing besides
+    window = size if is_causal else 2 * size + 1
     rows, seen = block_size(length, 0, window)
-    if length < _WORTH * seen:
+    if not is_exporting() and length < _WORTH * seen:
         return sdpa_mask(**arguments)
     blocks = torch.arange(block_count(length, rows), device=device)[None, :, None, None] * rows
     query = blocks + torch.arange(rows, device=device)[:, None]
-    key = blocks - half + torch.arange(seen, device=device)
+    key = blocks - tokens_before(window, is_causal) + torch.arange(seen, device=device)
     batch = torch.arange(arguments["batch_size"], device=device)[:, None, None, None]
     padding = arguments.get("attention_mask")
     inside = key.clamp(0, length - 1)
@@ -68,11 +71,14 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     visible = visible & (key >= 0) & (key < length)
     if padding is not None:
         visible = visible & padding.bool()[batch, inside]
-    if not _is_plain(arguments):  # other functions than a window may show tokens beyond the blocks
+    if not (
+        is_causal or arguments.get("allow_is_bidirectional_skip", False)
+    ):  # other functions than a window may show tokens beyond the blocks
         pairs, inside_blocks = sdpa_mask(**arguments), (visible & (query < length)).expand(len(batch), -1, -1, -1)
         if pairs is None or not has_values(pairs) or pairs.sum() != inside_blocks.sum():
             return pairs
-    return WindowMask(visible | ~visible.any(dim=-1, keepdim=True), window)
+    visible = visible | ~visible.any(dim=-1, keepdim=True)
+    return WindowMask(as_bias(visible, torch.promote_types(arguments["dtype"], torch.float32)), window, is_causal)
 
 
 def _has_window(arguments: dict[str, Any]) -> bool:
@@ -84,11 +90,6 @@ def _has_window(arguments: dict[str, Any]) -> bool:
         and not any(isinstance(offset, Tensor) or offset for offset in offsets)
         and arguments["q_length"] == arguments["kv_length"]
     )
-
-
-def _is_plain(arguments: dict[str, Any]) -> bool:
-    """Whether transformers says that a mask is its own window and nothing besides: sdpa may skip it for short texts."""
-    return arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False)
 
 
 def window_attention(
@@ -125,7 +126,8 @@ def window_attention(
     if not isinstance(attention_mask, WindowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    tokens = Neighbours(key, value, attention_mask.window, visible=attention_mask.visible)
+    bias, window, is_causal = attention_mask
+    tokens = Neighbours(key, value, window, bias=bias, is_causal=is_causal)
     no_slots = key[:, :, :0]
     context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
     return context.transpose(1, 2).contiguous(), None

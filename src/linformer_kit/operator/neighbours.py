@@ -18,7 +18,7 @@ from torch import Tensor
 
 from linformer_kit.operator.padding import of_samples
 
-_ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens
+_ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens; without slots half as many
 _MOST_ROWS = 512  # with wide windows
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
 
@@ -33,13 +33,14 @@ class Neighbours(NamedTuple):
     first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 heads_or_1 edges"] | None = None
-    # Which tokens of its block each query sees, if more than `window` and `lengths` decides it (`linearized.windows`).
-    visible: Bool[Tensor, "batch_or_1 blocks rows seen"] | None = None
+    # Bias of the tokens of each block, if more than `window` and `lengths` decides it (`linearized.windows`).
+    bias: Float[Tensor, "batch_or_1 blocks rows seen"] | None = None
+    is_causal: bool = False  # queries see the w - 1 tokens before their own
 
     @property
     def before(self) -> int:
         """The number of tokens that a query sees before its own."""
-        return self.window // 2
+        return tokens_before(self.window, self.is_causal)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]
@@ -60,15 +61,15 @@ class Neighbours(NamedTuple):
             value=self.value[samples],
             edges=of_samples(self.edges, samples),
             lengths=of_samples(self.lengths, samples),
-            visible=of_samples(self.visible, samples),
+            bias=of_samples(self.bias, samples),
         )
 
     def of_rows(self, rows: slice) -> Neighbours:
         """The neighbours of some of the queries, which are whole blocks."""
-        visible = self.visible
-        if visible is not None:
-            visible = visible[:, rows.start // visible.shape[2] : -(-rows.stop // visible.shape[2])]
-        return self._replace(first=self.first + rows.start, visible=visible)
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:, rows.start // bias.shape[2] : -(-rows.stop // bias.shape[2])]
+        return self._replace(first=self.first + rows.start, bias=bias)
 
 
 class Blocks(NamedTuple):
@@ -109,6 +110,8 @@ class Blocks(NamedTuple):
         """
         (batch, _, length, _), device, slots = query.shape, query.device, key.shape[2]
         rows, columns = block_size(length, slots, neighbours.window)
+        if neighbours.bias is not None:
+            rows, columns = neighbours.bias.shape[2], slots + neighbours.bias.shape[3]
         count = block_count(length, rows)
         starts = torch.arange(count, device=device)[:, None] * rows
         row = starts + torch.arange(rows, device=device) + neighbours.first
@@ -116,11 +119,10 @@ class Blocks(NamedTuple):
         token = starts + torch.arange(seen, device=device) + start
         first, after = (end[..., None] for end in neighbours.seen_by(row))
         dtype = bias_dtype or query.dtype
-        if neighbours.visible is None:
-            is_hidden = (token[:, None] < first) | (token[:, None] >= after)
+        if neighbours.bias is None:
+            of_tokens = as_bias((token[:, None] >= first) & (token[:, None] < after), dtype)
         else:
-            is_hidden = ~neighbours.visible
-        of_tokens = torch.zeros(is_hidden.shape, dtype=dtype, device=device).masked_fill(is_hidden, -math.inf)
+            of_tokens = neighbours.bias.to(dtype)
         of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
         if neighbours.edges is not None:
             edges = neighbours.edges[:, :, None, None]
@@ -132,8 +134,11 @@ class Blocks(NamedTuple):
         parts = [part.expand(batch, heads, count, rows, -1) for part in (of_slots, of_tokens[:, None])]
 
         def with_slots(of_slots: Tensor, tokens: Tensor) -> Tensor:
-            shared = of_slots.transpose(1, 2)[:, None].expand(-1, count, -1, -1, -1)
-            return torch.cat([shared, _cut(tokens, start, rows, seen, count)], dim=2).flatten(0, 1).transpose(1, 2)
+            blocks = _cut(tokens, start, rows, seen, count)
+            if slots:
+                shared = of_slots.transpose(1, 2)[:, None].expand(-1, count, -1, -1, -1)
+                blocks = torch.cat([shared, blocks], dim=2)
+            return blocks.flatten(0, 1).transpose(1, 2)
 
         return cls(
             _cut(query, 0, rows, rows, count).flatten(0, 1).transpose(1, 2),
@@ -180,9 +185,14 @@ class Blocks(NamedTuple):
         return first[:, None] + torch.arange(self.window, device=self.key.device)
 
 
+def tokens_before(window: int, is_causal: bool) -> int:
+    """The number of tokens of a window before the query's own."""
+    return window - 1 if is_causal else window // 2
+
+
 def block_size(length: int, slots: int, window: int) -> tuple[int, int]:
     """The number of rows of a block, and of its columns."""
-    rows = max(_ROWS, min(window, _MOST_ROWS))
+    rows = max(_ROWS, min(window, _MOST_ROWS)) if slots else max(-(-_ROWS // 2), min(window // 2, _MOST_ROWS))
     if not torch.compiler.is_compiling():
         rows = max(1, min(rows, length))
     return rows, (slots + rows + window - 2 + _ALIGNED) // _ALIGNED * _ALIGNED
@@ -192,6 +202,11 @@ def block_count(length: int, rows: int) -> int:
     """The number of blocks of a sequence."""
     # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
     return (length + 2 * rows - 1) // rows if torch.compiler.is_compiling() else -(-length // rows)
+
+
+def as_bias(visible: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """What is added to scores: -inf where nothing is to be seen."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)
 
 
 def log_unseen(

@@ -123,10 +123,8 @@ def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         inputs.device.type == "cpu"
         and not must_be_plain()
         and inputs.dtype == weight.dtype
-        and (
-            (inputs.dtype == torch.float32 and Processor.here().onednn_is_faster)
-            or (inputs.dtype == torch.bfloat16 and bias is not None and Processor.here().attends_by_products)
-        )
+        and (bias is not None or inputs.dtype == torch.float32)
+        and Processor.here().prefers_onednn(inputs.dtype)
         and is_ordinary(inputs)
         and is_ordinary(weight)
         and inputs.dim() > 1

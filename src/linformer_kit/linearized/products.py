@@ -1,0 +1,58 @@
+"""Faster products in encoders of transformers: linear maps run by `kernels.linear`, with the outputs of torch's own.
+
+Each map gets a `forward` of its own. Its class stays `nn.Linear` and its weights stay where they are, so quantisation,
+adapters, hooks, pruning, sharding and saving find what they expect.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.operator import kernels
+from linformer_kit.operator.drop_in import LinformerAttention
+
+_FORWARD = nn.Linear.forward
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Let `kernels.linear` compute the linear maps of a model in-place, if this processor is faster so in their format.
+
+    Modules of this package do it by themselves. With an accelerator nothing is changed: `nn.DataParallel` would run
+    the `forward` of the original module in each of its replicas.
+    """
+    if torch.accelerator.is_available():
+        return
+    own = [module for module in model.modules() if isinstance(module, (LinformerPreTrainedModel, LinformerAttention))]
+    inside = {part for module in own for part in module.modules()}
+    for module in model.modules():
+        if type(module) is not nn.Linear or "forward" in vars(module) or module in inside:
+            continue
+        if kernels.Processor.here().speeds_up_linear(module.weight.dtype):
+            vars(module)["forward"] = _FastLinear(module).forward
+
+
+class _FastLinear:
+    """Owner of the `forward` of a linear map; a copy or pickle of the map has its own.
+
+    It does not keep the map alive, so that a model is freed with its last reference. A bound method, and no object that
+    can be called, is what `torch.compile` accepts for all layers at once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __reduce__(self) -> Any:
+        return _FastLinear, (self._module(),)
+
+    def forward(self, input: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows out"]:
+        """X·Wᵀ + 1·b, or what a class that was changed later computes."""
+        module: Any = self._module()
+        if type(module).forward is not _FORWARD:
+            return type(module).forward(module, input)
+        return kernels.linear(input, module.weight, module.bias)
