@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from linformer_cli.cli import main
-from linformer_kit import InputError
+from linformer_kit import InputError, linearize
 from linformer_kit.linearized.layers import attention_layers
 from tests.conftest import as_in_the_paper, fail_last_line, write_corpus, write_teacher
 from tests.families import FAMILIES, build, example
@@ -33,7 +35,7 @@ def test_layers_before_the_first_linear_one_are_those_of_the_teacher(name):
     assert not torch.allclose(ours[possible[-1] + 1][real], theirs[possible[-1] + 1][real], atol=1e-3)
 
 
-@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1]])
+@pytest.mark.parametrize("layers", [[9], [-1], [1, 1], [True, 1]])
 def test_other_layers_are_rejected(layers):
     with pytest.raises(InputError, match=r"^layers: expected (a number|one or more of \[0, 1.*\], each once), got "):
         of("bert", layers)
@@ -42,6 +44,38 @@ def test_other_layers_are_rejected(layers):
 def test_a_layer_with_a_window_of_its_own_stays():
     with pytest.raises(InputError, match=r"^layers: expected one or more of \[0.*\], each once, got \[1\]$"):
         of("modernbert", [1])
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "vit"])
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+@torch.no_grad()
+def test_without_linear_layers_nothing_is_approximated(name, sharing, tmp_path):
+    """Windows and products only; also saved, and longer."""
+    torch.manual_seed(0)
+    teacher = build(FAMILIES[name])
+    student = linearize(copy.deepcopy(teacher), layers=[], sharing=sharing)
+    inputs = example(teacher, 31, padded=True)
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else slice(None)
+    expected = teacher(**inputs)[0][real]
+    torch.testing.assert_close(student(**inputs)[0][real], expected, rtol=1e-4, atol=1e-5)
+    assert student.state_dict().keys() == teacher.state_dict().keys() and not student.projections()
+    student.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**inputs)[0], student(**inputs)[0])
+    if name == "bert":
+        loaded.resize_sequence_length(122)
+        torch.testing.assert_close(loaded(**inputs)[0][real], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_windows_only_has_no_linear_layers():
+    family = FAMILIES["modernbert"]
+    local = {"layer_types": ["sliding_attention"] * 3}
+    model = build(family._replace(sizes=family.sizes | local))
+    with pytest.raises(
+        InputError, match=r"^model: expected at least one layer with global .*; layers=\[\] keeps them$"
+    ):
+        linearize(model)
+    assert len(linearize(model, layers=[]).config.linformer["local_layers"]) == 3
 
 
 @pytest.mark.e2e

@@ -18,9 +18,11 @@ from transformers import (
 )
 
 import linformer_kit as lk
+from linformer_cli.cli import main
 from linformer_kit.linearized import windows
 from linformer_kit.linearized.windows import WindowMask
 from linformer_kit.operator import kernels
+from tests.conftest import write_corpus, write_teacher
 
 N = 701
 SIZES = {
@@ -121,6 +123,44 @@ def test_dropout_with_texts_of_other_lengths_is_finite(calls):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.e2e
+def test_training_in_mixed_precision_is_that_of_sdpa(calls):
+    """Both differ from float64 by rounding to bfloat16."""
+    torch.manual_seed(0)
+    exact, mask = modernbert(initializer_range=0.1), masks()["padding and holes"]
+    ids, results = torch.randint(3, 97, (3, N)), []
+    theirs = copy.deepcopy(exact).float()
+    for model in (exact, theirs, with_windows(theirs)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=model is not exact):
+            output = model.train()(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        loss = output.double().square().mul(torch.linspace(0, 1, 24, dtype=torch.float64)).mean()
+        gradients = torch.autograd.grad(loss, [*model.parameters()])
+        results.append(torch.cat([output.detach().flatten(), *(each.flatten() for each in gradients)]).double())
+    parts = [slice(0, int(mask.sum()) * 24), slice(int(mask.sum()) * 24, None)]
+    for part in parts:
+        allowed, error = ((each[part] - results[0][part]).norm() for each in results[1:])
+        assert 0 < error <= 1.5 * allowed
+    assert calls.called
+
+
+@torch.no_grad()
+def test_dropout_keeps_the_mean(monkeypatch):
+    """Weights are dropped before they meet the values, as in sdpa, and the others are scaled."""
+    texts, half = 4001, 2
+    near = {"mask_function": lambda batch, head, query, key: (query - key).abs() <= half, "use_vmap": False}
+    sizes = {"batch_size": 1, "q_length": 61, "kv_length": 61, "device": "cpu", "local_size": half}
+    monkeypatch.setattr(windows, "_WORTH", 0)
+    mask = windows.window_mask(**near, **sizes)
+    assert isinstance(mask, WindowMask)
+    query, key, value = torch.randn(3, 1, 1, 61, 5).expand(-1, texts, -1, -1, -1)
+    module = torch.nn.Module()
+    mean = windows.window_attention(module, query, key, value, mask)[0][0]
+    dropped = windows.window_attention(module, query, key, value, mask, dropout=0.3)[0]
+    assert dropped.std(dim=0).min() > 0
+    error = (dropped.mean(dim=0) - mean).abs() / (dropped.std(dim=0) / texts**0.5)
+    assert error.max() < 6
+
+
 def test_short_texts_and_a_cache_take_sdpa(calls):
     model = with_windows(modernbert())
     model(torch.randint(3, 97, (2, 131)))
@@ -188,3 +228,26 @@ def test_layers_of_a_linearised_model_keep_their_windows_in_blocks(calls):
     in_blocks = [call for call in calls.call_args_list if (tokens := call.args[4]) and tokens.bias is not None]
     assert len(in_blocks) == 2  # the first layer has no window
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.e2e
+@pytest.mark.unchecked
+def test_commands_train_an_encoder_with_windows(tmp_path, monkeypatch, calls):
+    monkeypatch.setattr(windows, "_WORTH", 0)  # texts of a test are short
+    words = "number was good bad fine poor"
+    special = {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "hidden_size": 36}
+    teacher = str(write_teacher(tmp_path / "teacher", words, "ModernBertForMaskedLM", **special))
+    texts = tmp_path / "texts.csv"
+    rows = [f"{' '.join(words.split()[: 2 + row % 4])},{row % 2}" for row in range(16)]
+    texts.write_text("\n".join(["text,label", *rows]))
+    options = ["--per_device_train_batch_size", "4", "--max_steps", "2", "--warmup_steps", "1", "--report_to", "none"]
+    data = ["--train_file", str(texts), "--validation_file", str(texts)]
+    main(["finetune", "--model", teacher, "--output_dir", str(tmp_path / "classifier"), *data, *options])
+    assert calls.called
+    calls.reset_mock()
+    (tmp_path / "corpus").mkdir()
+    write_corpus(tmp_path / "corpus")
+    options += ["--eval_steps", "2", "--save_steps", "2", "--cache_dir", str(tmp_path / "cache")]
+    corpus = ["--train_file", str(tmp_path / "corpus"), "--projected_dim", "5"]
+    main(["distill", teacher, str(tmp_path / "student"), *corpus, *options])
+    assert calls.called

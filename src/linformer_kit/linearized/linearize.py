@@ -279,7 +279,7 @@ def _chosen(layers: list[AttentionLayer], numbers: list[int] | None, kind: str) 
         )
     numbers = possible if numbers is None else numbers
     if sorted(set(numbers) & set(possible)) != sorted(numbers):
-        raise InputError(f"layers: expected some of {possible}, each once, got {numbers!r}")
+        raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers!r}")
     return [layers[number] for number in sorted(numbers)]
 
 
