@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 import pandas
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 from tqdm import tqdm
 from transformers import (
     BertConfig,
@@ -61,6 +62,7 @@ class Settings(ScriptSettings):
     batch_tokens: Measurement[Count] = 65536  # Tokens in a batch, at least one sequence.
     repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder at each length.
     seconds: Measurement[Count] = 10  # Time limit for all timed runs of one encoder at one length.
+    memory: Measurement[bool] = True  # Measure memory, in one more run of each.
     busy: Measurement[bool] = False  # Measure beside another process that keeps one core busy.
     device: Machine[str] = "cpu"  # Device to measure: `cpu` or `cuda`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
@@ -105,16 +107,17 @@ def measure(settings: Settings, results: Results) -> None:
                 case = Case(architecture, mode, n, max(1, settings.batch_tokens // n), device, getattr(torch, dtype))
                 key = {"architecture": architecture, "mode": mode, "n": n}
                 missing = [way for way in settings.ways if results.find(**key, way=way) is None]
-                runs = {way: case.prepared(way) for way in missing}
+                outputs: dict[Way, Tensor] = {}
+                runs = {way: case.prepared(way, outputs) for way in missing}
                 with other_load(settings.busy):
                     timings = interleaved(
                         runs, device=device, repetitions=settings.repetitions, seconds=settings.seconds
                     )
-                differences = case.differences(runs)
                 del runs
                 for way, taken in timings.items():
                     record = {**key, "way": way, "batch": case.batch, "dtype": dtype, **summary(taken)}
-                    results.add(**record, **differences.get(way, {}), peak_bytes=case.memory(way))
+                    memory = {"peak_bytes": case.memory(way)} if settings.memory else {}
+                    results.add(**record, **difference(way, outputs), **memory)
 
 
 class Case(NamedTuple):
@@ -127,29 +130,29 @@ class Case(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
-    def prepared(self, way: Way) -> Callable[[], object]:
-        """A function for one run of a new encoder."""
+    def prepared(self, way: Way, outputs: dict[Way, Tensor] | None = None) -> Callable[[], object]:
+        """A function for one run of a new encoder, which also keeps the output of a forward pass."""
         model = build(self.architecture, way, self.n, self.device, self.dtype).train(self.mode == "train")
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
-        return runner(model, ids.view(-1, PIECE) if way == "pieces" else ids, self.mode)
-
-    def differences(self, runs: dict[Way, Callable[[], object]]) -> dict[Way, Record]:
-        """Largest difference of the outputs of exact ways from those of the original, and its largest output."""
-        exact = [way for way in EXACT if way in runs]
-        if self.mode == "train" or "original" not in runs or not exact:
-            return {}
-        expected = runs["original"]()
-        return {
-            way: {"difference": float((runs[way]() - expected).abs().max()), "largest": float(expected.abs().max())}
-            for way in exact
-        }
+        step = runner(model, ids.view(-1, PIECE) if way == "pieces" else ids, self.mode)
+        if self.mode == "train" or outputs is None or way not in ("original", *EXACT):
+            return step
+        return lambda: outputs.update({way: step()})
 
     def memory(self, way: Way) -> int:
         """Peak bytes of one run beyond weights; on a CPU in a fresh process."""
         if self.device.type == "cpu":
             return in_fresh_process(peak_of, self, way)
         return peak_of(self, way)
+
+
+def difference(way: Way, outputs: dict[Way, Tensor]) -> Record:
+    """Largest difference of the outputs of an exact way from those of the original, and the largest of those."""
+    expected = outputs.get("original")
+    if way not in EXACT or way not in outputs or expected is None:
+        return {}
+    return {"difference": float((outputs[way] - expected).abs().max()), "largest": float(expected.abs().max())}
 
 
 def peak_of(case: Case, way: Way) -> int:
