@@ -1,66 +1,100 @@
-"""Time and memory of encoders of other architectures, linearised, beside their originals and pieces of 512 tokens.
+"""Time and memory of encoders, linearised or with exact windows, beside their originals and pieces of 512 tokens.
 
-BERT with MiniLM's sizes and ModernBERT base, random weights and tokens. The original reads n tokens with its own
-attention (scaled_dot_product_attention; two of three layers of ModernBERT are local already); `pieces` is the original
-on the same tokens in sequences of 512; `linearised` is `linearize` with its defaults. All alternate in one run.
+Random weights and tokens: BERT with MiniLM's sizes, ModernBERT base (windows of 129 tokens in two of three layers) and
+EmbeddingGemma (of 1,023 tokens in five of six). `original` computes attention by scaled_dot_product_attention, `pieces`
+is the same in sequences of 512, `exact_windows` runs layers with a window in blocks, `optimized` has fast products too
+(`lk.optimize`), `linearised` is `linearize` with its defaults. All alternate in one run.
 
     python -m reproduce.linearised --device cuda
-    python -m reproduce.linearised --lengths 512 4096 --batch_tokens 4096       # some minutes on 2 cores
+    python -m reproduce.linearised --architectures modernbert --ways original exact_windows optimized linearised \
+        --lengths 512 2048 8192 --batch_tokens 512 --dtype float32              # one text, some minutes on 2 cores
 
-Result: benchmarks/linearised_h100_202611. Text: none, random tokens.
+Results: benchmarks/linearised_h100_202611, windows-*. Text: none, random tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
 from dataclasses import field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pandas
 import torch
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor
 from tqdm import tqdm
-from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+)
 
 from linformer_cli.settings.declare import Count, Counts, Machine, Measurement, settings
-from linformer_kit.analysis.measure import Mode, dtype_of, interleaved, peak_bytes, runner, summary
+from linformer_kit.analysis.measure import Mode, dtype_of, in_fresh_process, interleaved, peak_bytes, runner, summary
 from linformer_kit.environment import device_of
-from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.linearize import linearize, optimize
 from reproduce.common import Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
 
 PIECE = 512  # tokens
-SECONDS = 10.0  # for all timed runs of one encoder at one length
-Architecture = Literal["minilm", "modernbert"]
-WAYS = ("original", "pieces", "linearised")
+Architecture = Literal["minilm", "modernbert", "embeddinggemma"]
+Way = Literal["original", "pieces", "exact_windows", "optimized", "linearised"]
+EXACT: tuple[Way, ...] = ("exact_windows", "optimized")  # their outputs are those of the original
 
 
 @settings
 class Settings(ScriptSettings):
-    """Measure encoders of other architectures, linearised."""
+    """Measure encoders of other architectures, linearised or with exact windows."""
 
-    # BERT of MiniLM's sizes (6 layers, 384 wide), and ModernBERT base (22 layers, 768 wide).
+    # BERT of MiniLM's sizes (6 layers, 384 wide), ModernBERT base (22 layers, 768 wide), EmbeddingGemma (24, 768 wide).
     architectures: Measurement[list[Architecture]] = field(default_factory=lambda: ["minilm", "modernbert"])
+    # Ways to compute the encoder.
+    ways: Measurement[list[Way]] = field(default_factory=lambda: ["original", "pieces", "linearised"])
     # A forward pass, and forward and backward as in training (train).
     modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward", "train"])
     # Values of n in tokens; multiples of 512.
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    batch_tokens: Measurement[Count] = 65536  # Tokens in a batch.
+    batch_tokens: Measurement[Count] = 65536  # Tokens in a batch, at least one sequence.
     repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder at each length.
+    seconds: Measurement[Count] = 10  # Time limit for all timed runs of one encoder at one length.
+    memory: Measurement[bool] = True  # Measure memory, in one more run of each.
+    busy: Measurement[bool] = False  # Measure beside another process that keeps one core busy.
     device: Machine[str] = "cpu"  # Device to measure: `cpu` or `cuda`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
 
 
-def build(architecture: Architecture, way: str, n: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def build(architecture: Architecture, way: Way, n: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """An encoder with random weights that reads n tokens, without dropout."""
+    torch.manual_seed(0)
     with device:
-        if architecture == "minilm":
-            sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-            none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-            model = BertModel(BertConfig(**sizes, **none, max_position_embeddings=n), add_pooling_layer=False)
-        else:
-            model = ModernBertModel(ModernBertConfig(max_position_embeddings=n))
-    return (linearize(model) if way == "linearised" else model).to(device, dtype)
+        model = original(architecture, n)
+    if way == "exact_windows":
+        model.set_attn_implementation("exact_windows")
+    elif way == "linearised":
+        model = linearize(model)
+    elif way == "optimized":
+        model = optimize(model)
+    return model.to(device, dtype)
+
+
+def original(architecture: Architecture, n: int) -> PreTrainedModel:
+    """A new model of transformers."""
+    if architecture == "modernbert":
+        return ModernBertModel(ModernBertConfig(max_position_embeddings=n))
+    if architecture == "minilm":
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return BertModel(BertConfig(**sizes, **none, max_position_embeddings=n), add_pooling_layer=False)
+    sizes = {"hidden_size": 768, "num_hidden_layers": 24, "num_attention_heads": 3, "intermediate_size": 1152}
+    heads = {"num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
+    window = {"sliding_window": 512, "use_bidirectional_attention": True, "use_cache": False}
+    return Gemma3TextModel(Gemma3TextConfig(**sizes, **heads, **window, vocab_size=1000, max_position_embeddings=n))
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -68,48 +102,120 @@ def measure(settings: Settings, results: Results) -> None:
     device = device_of(settings.device)
     dtype = dtype_of(settings.dtype, device)
     for n in tqdm(settings.lengths, desc="lengths"):
-        shape = (max(1, settings.batch_tokens // n), n)
-        ids = torch.randint(5, 1000, shape, generator=torch.Generator().manual_seed(0)).to(device)
         for architecture in settings.architectures:
             for mode in settings.modes:
+                case = Case(architecture, mode, n, max(1, settings.batch_tokens // n), device, getattr(torch, dtype))
                 key = {"architecture": architecture, "mode": mode, "n": n}
-                runs = {
-                    way: runner(
-                        build(architecture, way, n, device, getattr(torch, dtype)).train(mode == "train"),
-                        ids.view(-1, PIECE) if way == "pieces" else ids,
-                        mode,
+                missing = [way for way in settings.ways if results.find(**key, way=way) is None]
+                outputs: dict[Way, Tensor] = {}
+                runs = {way: case.prepared(way, outputs) for way in missing}
+                with other_load(settings.busy):
+                    timings = interleaved(
+                        runs, device=device, repetitions=settings.repetitions, seconds=settings.seconds
                     )
-                    for way in WAYS
-                    if results.find(**key, way=way) is None
-                }
-                timings = interleaved(runs, device=device, repetitions=settings.repetitions, seconds=SECONDS)
-                for way, taken in timings.items():
-                    memory = {} if device.type == "cpu" else {"peak_bytes": peak_bytes(runs[way], device)}
-                    results.add(**key, way=way, batch=shape[0], dtype=dtype, **summary(taken), **memory)
                 del runs
+                for way, taken in timings.items():
+                    record = {**key, "way": way, "batch": case.batch, "dtype": dtype, **summary(taken)}
+                    memory = {"peak_bytes": case.memory(way)} if settings.memory else {}
+                    results.add(**record, **difference(way, outputs), **memory)
+
+
+class Case(NamedTuple):
+    """One architecture at one length, in one mode."""
+
+    architecture: Architecture
+    mode: Mode
+    n: int
+    batch: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def prepared(self, way: Way, outputs: dict[Way, Tensor] | None = None) -> Callable[[], object]:
+        """A function for one run of a new encoder, which also keeps the output of a forward pass."""
+        model = build(self.architecture, way, self.n, self.device, self.dtype).train(self.mode == "train")
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
+        step = runner(model, ids.view(-1, PIECE) if way == "pieces" else ids, self.mode)
+        if self.mode == "train" or outputs is None or way not in ("original", *EXACT):
+            return step
+        return lambda: outputs.update({way: step()})
+
+    def memory(self, way: Way) -> int:
+        """Peak bytes of one run beyond weights; on a CPU in a fresh process."""
+        if self.device.type == "cpu":
+            return in_fresh_process(peak_of, self, way)
+        return peak_of(self, way)
+
+
+def difference(way: Way, outputs: dict[Way, Tensor]) -> Record:
+    """Largest difference of the outputs of an exact way from those of the original, and the largest of those."""
+    expected = outputs.get("original")
+    if way not in EXACT or way not in outputs or expected is None:
+        return {}
+    return {"difference": float((outputs[way] - expected).abs().max()), "largest": float(expected.abs().max())}
+
+
+def peak_of(case: Case, way: Way) -> int:
+    """Peak bytes of one run, after one of 512 tokens that initialises libraries."""
+    case._replace(n=PIECE, batch=1).prepared(way)()
+    return peak_bytes(case.prepared(way), case.device)
+
+
+@contextlib.contextmanager
+def other_load(busy: bool) -> Iterator[None]:
+    """Keep one core busy meanwhile, if asked for."""
+    process = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
+    if busy:
+        process.start()
+    try:
+        yield
+    finally:
+        if busy:
+            process.kill()
+
+
+def spin() -> None:
+    """Compute until killed."""
+    while True:
+        pass
 
 
 def frame_of(content: Record) -> pandas.DataFrame:
-    """The records with the time of a token in µs."""
+    """The records with the time of a token in µs, and the speed as a multiple of the original's."""
     frame = pandas.DataFrame(content["records"])
-    return frame.assign(token=frame["median_s"] / (frame["batch"] * frame["n"]) * 1e6)
+    frame = frame.assign(token=frame["median_s"] / (frame["batch"] * frame["n"]) * 1e6)
+    if "busy" not in content["settings"]:  # results from before it
+        return frame
+    keys = ["architecture", "mode", "n"]
+    of_original = frame[frame["way"] == "original"].set_index(keys)["median_s"]
+    return frame.assign(speed=frame.set_index(keys).index.map(of_original).to_numpy() / frame["median_s"])
 
 
 def table(content: Record) -> str:
-    """Time of a token, and peak memory, by length."""
-    frame = frame_of(content)
+    """Time, speed, peak memory and differences of outputs, by length."""
+    frame, settings = frame_of(content), content["settings"]
+    one = bool((frame["batch"] == 1).all())
+    tokens = "one text" if one else f"{settings['batch_tokens']:,} tokens"
+    beside = ", beside a process that keeps a core busy" if settings.get("busy") else ""
     parts = [
         f"""# Linearised encoders beside their originals, {content["records"][0]["dtype"]}
 
-Batches of {content["settings"]["batch_tokens"]:,} tokens, medians of up to {content["settings"]["repetitions"]} runs,
-all ways of one length in turn; random weights and tokens, embeddings included."""
+Batches of {tokens}, medians of up to {settings["repetitions"]} runs,
+all ways of one length in turn{beside}; random weights and tokens, embeddings included."""
     ]
+    time = ("median_s", "seconds for a text", "{:,.3f}", 1) if one else ("token", "µs for a token", "{:,.3f}", 1)
+    columns = (
+        time,
+        ("speed", "times as fast as the original", "{:.2f}", 1),
+        ("peak_bytes", "peak of a batch in MiB", "{:,.0f}", 2**20),
+        ("difference", "largest difference of an output from the original's", "{:.1e}", 1),
+    )
     for (architecture, mode), part in frame.groupby(["architecture", "mode"], sort=False):
-        for name, what, decimals in (("token", "µs for a token", 3), ("peak_bytes", "peak of a batch in MiB", 0)):
-            if name in part:
-                values = part.assign(**{name: part[name] / (2**20 if name == "peak_bytes" else 1)})
+        for name, what, form, unit in columns:
+            if name in part and part[name].notna().any():
+                values = part[part[name].notna()].assign(**{name: part[name] / unit})
                 grid = values.pivot_table(index="way", columns="n", values=name, sort=False)
-                shown = grid.map(f"{{:,.{decimals}f}}".format).rename(columns="n {:,}".format).reset_index()
+                shown = grid.map(form.format).rename(columns="n {:,}".format).reset_index()
                 parts.append(f"## {architecture}, {mode}: {what}\n\n{markdown(shown)}")
     return "\n\n".join(parts)
 

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def results_of_scripts() -> dict[Path, dict]:
-    contents = {path: json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*/*.json"))}
+    contents = {path: json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*/**/*.json"))}
     return {path: content for path, content in contents.items() if isinstance(content, dict) and "script" in content}
 
 
@@ -28,12 +28,12 @@ def row_of(folder: str) -> str:
     return next(row for row in (FOLDER / "README.md").read_text("utf-8").splitlines() if f"]({folder}/" in row)
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.parent.relative_to(FOLDER)))
 def test_tables_are_made_from_the_numbers(path):
     """After a change of a script: `python -m reproduce.common benchmarks/FOLDER` makes table and figure again."""
     content = RESULTS[path]
     assert content["records"] and path.stem == content["script"]
-    assert content["complete"] or "ended " in row_of(path.parent.name)
+    assert content["complete"] or "ended " in row_of(path.relative_to(FOLDER).parts[0])
     script = importlib.import_module(f"reproduce.{content['script']}")
     machines = "\n".join(map(environment_line, content["environments"]))
     expected = f"{script.table(content).rstrip()}\n\n{machines}\n"
