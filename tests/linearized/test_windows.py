@@ -85,19 +85,18 @@ def calls():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("padding", masks())
+@pytest.mark.parametrize("padding", masks())  # also outputs of padding
 def test_outputs_and_gradients_are_those_of_sdpa(name, padding, calls):
     torch.manual_seed(0)
     theirs, mask = MODELS[name](), masks()[padding]
     ours, ids = with_windows(theirs), torch.randint(3, 97, (3, N))
-    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
     options = {} if name in ("modernbert", "ultrabert", "neomme", "embedding_gemma2") else {"use_cache": False}
     outputs = [model(ids, attention_mask=mask, **options).last_hidden_state for model in (theirs, ours)]
     assert calls.called and outputs[1].isfinite().all()
     # Norms of the others round to float32.
-    torch.testing.assert_close(outputs[1][real], outputs[0][real], rtol=0, atol=1e-12 if name == "modernbert" else 1e-5)
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12 if name == "modernbert" else 1e-5)
     gradients = [
-        torch.autograd.grad(output[real].square().sum(), [*model.parameters()], allow_unused=True)
+        torch.autograd.grad(output.square().sum(), [*model.parameters()], allow_unused=True)
         for model, output in zip((theirs, ours), outputs, strict=True)
     ]
     for expected, got in zip(*gradients, strict=True):
@@ -184,7 +183,14 @@ def test_dropout_keeps_the_mean(monkeypatch):
     """Weights are dropped before they meet the values, as in sdpa, and the others are scaled."""
     texts, half = 4001, 2
     near = {"mask_function": lambda batch, head, query, key: (query - key).abs() <= half, "use_vmap": False}
-    sizes = {"batch_size": 1, "q_length": 61, "kv_length": 61, "device": "cpu", "local_size": half}
+    sizes = {
+        "batch_size": 1,
+        "q_length": 61,
+        "kv_length": 61,
+        "device": "cpu",
+        "dtype": torch.float32,
+        "local_size": half,
+    }
     monkeypatch.setattr(windows, "_WORTH", 0)
     mask = windows.window_mask(**near, **sizes)
     assert isinstance(mask, WindowMask)
@@ -237,7 +243,7 @@ def test_compiled_and_exported_for_any_length():
             mask[1, (n + 1) // 2 :] = 0
             mask[2, : n // 3] = 0
             inputs = {"input_ids": torch.randint(3, 97, (3, n)), "attention_mask": mask}
-            got, expected = (model(**inputs).last_hidden_state[mask.bool()] for model in (program, theirs))
+            got, expected = (model(**inputs).last_hidden_state for model in (program, theirs))
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -289,3 +295,13 @@ def test_commands_train_an_encoder_with_windows(tmp_path, monkeypatch, calls):
     corpus = ["--train_file", str(tmp_path / "corpus"), "--projected_dim", "5"]
     main(["distill", teacher, str(tmp_path / "student"), *corpus, *options])
     assert calls.called
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+def test_an_exported_classifier_answers_as_before_for_padding_on_either_side(tmp_path):
+    """Its class is read from the first token, which is padding in texts padded on the left."""
+    sizes = {"local_attention": 4, "hidden_size": 36}
+    classifier = write_teacher(tmp_path / "model", "good bad", "ModernBertForSequenceClassification", **sizes)
+    main(["export", str(classifier), str(tmp_path / "exported")])  # compares
+    assert (tmp_path / "exported" / "model.onnx").exists()

@@ -32,10 +32,11 @@ _WORTH = 2  # below this many times the columns of a block, sdpa is as fast
 class WindowMask(NamedTuple):
     """Which tokens each query sees, in blocks of queries: what layers with a window get as `attention_mask`."""
 
-    # What is added to the scores, made once for all layers; a query that would see none sees all, to stay finite.
-    bias: Float[Tensor, "batch_or_1 blocks rows seen"]
+    bias: Float[Tensor, "batch_or_1 blocks rows seen"]  # what is added to the scores, made once for all layers
     window: int  # w
     is_causal: bool  # the first column of a block is the first token of its first row's window
+    # Queries that see no token: those of padding. `bias` shows them all, to stay finite; their output is 0, as by sdpa.
+    blind: Bool[Tensor, "batch_or_1 seq_len"] | None
 
     def pairs(self, length: int) -> Bool[Tensor, "batch_or_1 1 seq_len seq_len"]:
         """The mask over pairs of positions, for attention weights."""
@@ -86,14 +87,19 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     visible = visible & (key >= 0) & (key < length)
     if padding is not None:
         visible = visible & padding.bool()[batch, inside]
-    if not (
-        is_causal or arguments.get("allow_is_bidirectional_skip", False)
-    ):  # other functions than a window may show tokens beyond the blocks
+    is_plain = is_causal or arguments.get("allow_is_bidirectional_skip", False)
+    if not is_plain:  # other functions than a window may show tokens beyond the blocks
         pairs, inside_blocks = sdpa_mask(**arguments), (visible & (query < length)).expand(len(batch), -1, -1, -1)
         if pairs is None or not has_values(pairs) or pairs.sum() != inside_blocks.sum():
             return pairs
-    visible = visible | ~visible.any(dim=-1, keepdim=True)
-    return WindowMask(as_bias(visible, torch.promote_types(arguments["dtype"], torch.float32)), window, is_causal)
+    blind = ~visible.any(dim=-1)
+    bias = as_bias(visible | blind[..., None], torch.promote_types(arguments["dtype"], torch.float32))
+    if padding is None and is_plain:
+        return WindowMask(bias, window, is_causal, None)
+    position = torch.arange(
+        length, device=device
+    )  # as an index, since exporting refuses to flatten any number of blocks
+    return WindowMask(bias, window, is_causal, blind[:, position // rows, position % rows])
 
 
 def _has_window(arguments: dict[str, Any]) -> bool:
@@ -141,10 +147,12 @@ def window_attention(
     if not isinstance(attention_mask, WindowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    bias, window, is_causal = attention_mask
+    bias, window, is_causal, blind = attention_mask
     tokens = Neighbours(key, value, window, bias=bias, is_causal=is_causal)
     no_slots = key[:, :, :0]
     context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
+    if blind is not None:
+        context = context.masked_fill(blind[:, None, :, None], 0.0)
     return context.transpose(1, 2).contiguous(), None
 
 
