@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ResizeMode, SlotSettings
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import Loaded, build_config, build_model, load_pretrained, resize
+from linformer_kit.interop.loading import Loaded, build_config, build_model, load_model, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
@@ -136,7 +136,7 @@ def _full_attention(source: str, config: Any) -> Loaded:
     class_name = next(iter(config.architectures or []), "none")
     if class_name not in kinds:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
-    loaded = load_pretrained(source, None, ENCODER, config=config)
+    loaded = load_model(source, None, ENCODER, config=config, to_run=False)
     if config.model_type == LinformerConfig.model_type:
         if config.attention != "full":
             raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
