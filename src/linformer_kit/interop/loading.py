@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
+from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.windows import use_exact_windows
 from linformer_kit.models.base import longest_input, position_tables
 from linformer_kit.models.configuration import LinformerConfig
@@ -256,6 +256,16 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     return max_length
 
 
+def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Weights under other names: of each pair the first string is replaced by the second, one pair after the other."""
+    result = {}
+    for name, tensor in weights.items():
+        for theirs, ours in names:
+            name = name.replace(theirs, ours)
+        result[name] = tensor
+    return result
+
+
 def build_model(
     model_class: type[LinformerPreTrainedModel],
     config: LinformerConfig,
@@ -294,10 +304,4 @@ def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of all weights except those named in `without`."""
-    content = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if name in without:
-            continue
-        content.update(f"{name} {tuple(tensor.shape)}".encode())
-        content.update(tensor.detach().cpu().float().contiguous().numpy().data)
-    return content.hexdigest()
+    return weights_hash((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)
