@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import check_new_folder, check_writable
+from linformer_cli.outputs import check_writable
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
     MODES,
@@ -25,8 +25,7 @@ from linformer_kit.analysis.measure import (
 )
 from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import open_output_dir
-from linformer_kit.files.writing import write_whole
-from linformer_kit.report.base import environment_line, table, write_json
+from linformer_kit.report.base import environment_line, table, write_report
 
 REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed these seconds
 SECONDS = 10.0
@@ -62,9 +61,7 @@ def main(settings: BenchSettings) -> None:
             results["records"] += records
             print(f"\n{MODES[mode]}, n {n:,}:\n", *_rows(records), sep="\n", flush=True)
         results["complete"] = n == lengths[-1]
-        text = markdown(results)
-        write_json(results, folder / "bench.json")
-        write_whole(folder / "bench.md", text)
+        text = write_report(results, folder, markdown(results), name="bench")
     print(text)
     print(f"Saved in {folder} after {(time.monotonic() - start) / 60:.1f} minutes")
 
@@ -74,10 +71,7 @@ def _check(settings: BenchSettings) -> torch.device:
     if min(settings.lengths) <= min(settings.projected_dims):
         expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
         raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
-    if settings.output_dir is None:
-        check_writable(Path("runs"))
-    else:
-        check_new_folder("output_dir", settings.output_dir)
+    check_writable(Path(settings.output_dir or "runs"))
     return device_of(settings.device)
 
 
@@ -113,8 +107,8 @@ def saved(record: Record, records: list[Record], field: str) -> float | None:
     return full[field] / record[field]
 
 
-def markdown(results: Record) -> str:
-    """A table for the forward pass and one for training."""
+def markdown(results: Record) -> list[str]:
+    """A table for the forward pass and one for training, as lines of Markdown."""
     settings = results["settings"]
     lines = [
         "# Time and memory on this machine",
@@ -130,7 +124,7 @@ def markdown(results: Record) -> str:
     ]
     for mode, title in MODES.items():
         lines += ["", f"## {title}", "", *_rows([each for each in results["records"] if each["mode"] == mode])]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _rows(records: list[Record]) -> list[str]:
