@@ -36,7 +36,6 @@ _LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest runs in f
 _SEVERAL_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
 
 TOKENIZER = "tokenizer.json"
-ZEROS = "length_zeros"  # buffer of as many zeros as the longest input has tokens
 _TEXTS = [("A text: what was it?", None), ("", None), ("A text.", "And another one, longer.")]
 
 Arrays = dict[str, np.ndarray]
@@ -76,23 +75,18 @@ class Exportable(nn.Module):
         super().__init__()
         self.model, self.head, self.input_names = model.eval(), head, input_names
         self.tokenizer, self.limit = tokenizer, tokenizer.model_max_length
-        self.register_buffer(ZEROS, torch.zeros(self.limit, dtype=torch.int64))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        # ONNX has no raise, but of a longer input this element does not exist; all computation depends on it.
-        zero = self.get_buffer(ZEROS)[input_ids.shape[1] - 1]
-        inputs = {"input_ids": input_ids + zero, "attention_mask": attention_mask + zero}
-        if token_type_ids is not None:
-            inputs["token_type_ids"] = token_type_ids + zero
-        outputs = self.model(**inputs, return_dict=True)
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **types)
         return tuple(outputs[name] for name in self.head.outputs)
 
     @property
     def size(self) -> int:
         """Bytes of the weights; tied weights count once."""
-        return sum(tensor.nbytes for tensor in {*self.model.parameters(), *self.model.buffers()})
+        return sum(tensor.nbytes for tensor in {*self.parameters(), *self.buffers()})
 
     @torch.no_grad()
     def run(self, inputs: Arrays) -> list[np.ndarray]:

@@ -14,14 +14,13 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.export.exportable import (
     CLASSIFIER,
-    ZEROS,
     Arrays,
     Case,
     Exportable,
@@ -152,9 +151,7 @@ def write_onnx(source: Exportable, path: Path) -> None:
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
         part.ClearField("metadata_props")  # paths and lines of the source code
-    for node in model.graph.node:
-        if ZEROS in node.input:  # it fails for longer inputs, and the error contains its name
-            node.name = f"input longer than {source.limit} tokens"
+    _reject_longer(model, source.limit)
     helper.set_model_props(model, {"max_length": str(source.limit)})
     onnx.save(model, path)
 
@@ -180,6 +177,32 @@ def runner(path: Path) -> Run:
         return session.run(None, inputs)
 
     return run
+
+
+def _reject_longer(model: onnx.ModelProto, limit: int) -> None:
+    """Insert a check of the length at the start; ONNX has no raise, but the error of a failing node contains its name.
+
+    It takes element `length - 1` of `limit` zeros and adds it to every input, so that all other nodes depend on it;
+    in PyTorch code, nodes that read only the shape of an input would not.
+    """
+    graph = model.graph
+    zeros = numpy_helper.from_array(torch.zeros(limit, dtype=torch.int64).numpy(), "length_zeros")
+    one = numpy_helper.from_array(torch.ones((), dtype=torch.int64).numpy(), "length_one")
+    graph.initializer.extend([zeros, one])
+    names = [value.name for value in graph.input]
+    for node in graph.node:
+        node.input[:] = [f"{name}_checked" if name in names else name for name in node.input]
+    nodes = [
+        helper.make_node("Shape", [names[0]], ["length_list"], start=1, end=2),
+        helper.make_node("Squeeze", ["length_list"], ["length"]),
+        helper.make_node("Sub", ["length", "length_one"], ["length_last"]),
+        helper.make_node(
+            "Gather", ["length_zeros", "length_last"], ["length_zero"], name=f"input longer than {limit} tokens"
+        ),
+        *(helper.make_node("Add", [name, "length_zero"], [f"{name}_checked"]) for name in names),
+    ]
+    for node in reversed(nodes):
+        graph.node.insert(0, node)
 
 
 @contextmanager
