@@ -26,7 +26,7 @@ from transformers import AutoModel, PreTrainedConfig, RobertaConfig
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_cli.settings import CostSettings
-from linformer_kit.environment import most_bytes, status_bytes, use_bf16
+from linformer_kit.environment import peak_memory, status_bytes, use_bf16
 from linformer_kit.models.configuration import LinformerConfig
 
 Name = TypeVar("Name", bound=Hashable)
@@ -125,7 +125,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         before = torch.accelerator.memory_allocated(device)
     run()
     _synchronize(device)
-    return max(0, (most_bytes(device) or 0) - before)
+    return max(0, (peak_memory(device) or 0) - before)
 
 
 def can_measure_memory(device: torch.device) -> bool:

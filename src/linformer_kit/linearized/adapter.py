@@ -129,8 +129,8 @@ def adapter_folder(name: str) -> Path:
 
 def learned_parameters(base: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that linearisation adds to a base model: E and F, by name."""
-    inside = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, SequenceProjection))
-    return {name: parameter for name, parameter in base.named_parameters() if name.startswith(inside)}
+    prefixes = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, SequenceProjection))
+    return {name: parameter for name, parameter in base.named_parameters() if name.startswith(prefixes)}
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:
