@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from transformers import BertConfig, BertModel
 
 from linformer_kit import linearize
 from reproduce import linearised as script
-from reproduce.common import run
+from tests.reproduce.started import start
 
 
 @pytest.mark.e2e
@@ -21,10 +19,8 @@ def test_results_and_their_table(tmp_path, drawn, monkeypatch):
         return (linearize(model) if way == "linearised" else model).to(device, dtype)
 
     monkeypatch.setattr(script, "build", build)
-    arguments = ["--lengths", "512", "1024", "--batch_tokens", "1024", "--repetitions", "1", "--dtype", "float32"]
-    arguments += ["--architectures", "minilm", "--output_dir", str(tmp_path)]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
-    records = json.loads((tmp_path / "linearised.json").read_text())["records"]
+    options = ["--lengths", 512, 1024, "--batch_tokens", 1024, "--repetitions", 1, "--dtype", "float32"]
+    records = start(script, tmp_path, *options, "--architectures", "minilm")["records"]
     assert [(record["n"], record["mode"], record["way"], record["batch"]) for record in records] == [
         (n, mode, way, 1024 // n) for n in (512, 1024) for mode in ("forward", "train") for way in script.WAYS
     ]
