@@ -115,7 +115,7 @@ def test_private_names_of_transformers_are_in_one_file():
         r"\b(?!self\b|cls\b)\w+\._(attn|can|active|CAN|model_mapping|output)\w*|from transformers\.(models|masking|integ)"
     )
     paths = [*(PACKAGE / "linearized").glob("*.py"), *(PACKAGE / "analysis").glob("*.py")]
-    assert {path.name for path in paths if private.search(path.read_text())} == {"internals.py", "windows.py"}
+    assert {path.name for path in paths if private.search(path.read_text())} == {"internals.py"}
 
 
 def test_kernels_are_called_through_one_interface():
