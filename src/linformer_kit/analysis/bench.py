@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import check_writable
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
     MODES,
@@ -40,7 +38,10 @@ def main(settings: BenchSettings) -> None:
         InputError: for a length without a smaller k, heads that do not divide the width, an unavailable device, or an
             output_dir that is not empty.
     """
-    device = _check(settings)
+    if min(settings.lengths) <= min(settings.projected_dims):
+        expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
+        raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
+    device = device_of(settings.device)
     folder = open_output_dir(settings.output_dir, command="bench", overwrite=False)
     results: Record = {
         "command": "bench",
@@ -64,15 +65,6 @@ def main(settings: BenchSettings) -> None:
         text = write_report(results, folder, markdown(results), name="bench")
     print(text)
     print(f"Saved in {folder} after {(time.monotonic() - start) / 60:.1f} minutes")
-
-
-def _check(settings: BenchSettings) -> torch.device:
-    """Check the settings before any work, and return the device."""
-    if min(settings.lengths) <= min(settings.projected_dims):
-        expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
-        raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
-    check_writable(Path(settings.output_dir or "runs"))
-    return device_of(settings.device)
 
 
 def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[Record]:
