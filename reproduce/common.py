@@ -26,7 +26,6 @@ from matplotlib.figure import Figure
 
 from linformer_cli.cli import errors_reported, set_up_logging
 from linformer_cli.errors import InputError, input_errors
-from linformer_cli.outputs import check_writable
 from linformer_cli.parser import parse_settings
 from linformer_cli.settings import CostSettings as EncoderCostSettings
 from linformer_cli.settings import without_local_paths
@@ -77,7 +76,6 @@ class Results:
 
     def __init__(self, script: str, settings: Any) -> None:
         values, output_dir = without_local_paths(settings), settings.output_dir
-        check_writable(Path(output_dir or "runs"))
         self.folder = open_output_dir(output_dir, command=script, overwrite=False)
         self._path = self.folder / f"{script}.json"
         self._environment = environment(torch.device(values["device"]) if "device" in values else best_device())

@@ -18,12 +18,11 @@ import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 from tqdm import tqdm
 from transformers import (
     BertConfig,
@@ -107,7 +106,7 @@ def measure(settings: Settings, results: Results) -> None:
                 case = Case(architecture, mode, n, max(1, settings.batch_tokens // n), device, getattr(torch, dtype))
                 key = {"architecture": architecture, "mode": mode, "n": n}
                 missing = [way for way in settings.ways if results.find(**key, way=way) is None]
-                outputs: dict[Way, Tensor] = {}
+                outputs: dict[Way, Any] = {}
                 runs = {way: case.prepared(way, outputs) for way in missing}
                 with other_load(settings.busy):
                     timings = interleaved(
@@ -130,7 +129,7 @@ class Case(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
-    def prepared(self, way: Way, outputs: dict[Way, Tensor] | None = None) -> Callable[[], object]:
+    def prepared(self, way: Way, outputs: dict[Way, Any] | None = None) -> Callable[[], object]:
         """A function for one run of a new encoder, which also keeps the output of a forward pass."""
         model = build(self.architecture, way, self.n, self.device, self.dtype).train(self.mode == "train")
         generator = torch.Generator().manual_seed(0)
@@ -147,7 +146,7 @@ class Case(NamedTuple):
         return peak_of(self, way)
 
 
-def difference(way: Way, outputs: dict[Way, Tensor]) -> Record:
+def difference(way: Way, outputs: dict[Way, Any]) -> Record:
     """Largest difference of the outputs of an exact way from those of the original, and the largest of those."""
     expected = outputs.get("original")
     if way not in EXACT or way not in outputs or expected is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -106,6 +107,15 @@ def test_training_depends_on_no_private_name(path):
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     private = {name for name in used if name.startswith("_") and not name.endswith("__")}
     assert private <= own, private - own
+
+
+def test_private_names_of_transformers_are_in_one_file():
+    """So that a new transformers is checked there only; `self._…` are names of our classes."""
+    private = re.compile(
+        r"\b(?!self\b|cls\b)\w+\._(attn|can|active|CAN|model_mapping|output)\w*|from transformers\.(models|masking|integ)"
+    )
+    paths = [*(PACKAGE / "linearized").glob("*.py"), *(PACKAGE / "analysis").glob("*.py")]
+    assert {path.name for path in paths if private.search(path.read_text())} == {"internals.py"}
 
 
 def test_kernels_are_called_through_one_interface():

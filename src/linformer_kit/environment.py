@@ -35,8 +35,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def most_bytes(device: torch.device) -> int | None:
-    """Peak memory of this process: resident memory on a CPU, allocated memory on an accelerator; None if unknown."""
+def peak_memory(device: torch.device) -> int | None:
+    """Peak memory of this process in bytes: resident on a CPU, allocated on an accelerator; None if unknown."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     return status_bytes("VmHWM")
@@ -63,8 +63,7 @@ def device_of(name: str | None) -> torch.device:
 
 def best_device() -> torch.device:
     """The accelerator if there is one, else the CPU."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return device or torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:

@@ -27,7 +27,7 @@ def test_results_and_their_tables(tmp_path, capsys, monkeypatch):
     assert {(record["seq_len"], record["batch"]) for record in results["records"]} == {(17, 4), (37, 2)}
     text = (tmp_path / "out" / "bench.md").read_text()
     said = capsys.readouterr().out
-    assert text in said and text == bench.markdown(results)
+    assert text in said and text == "\n".join(bench.markdown(results)) + "\n"
     assert said.startswith("10 measurements of up to 10 seconds, 2 minutes, besides those of memory\n")
     titles = [f"{title}, n {n}:" for n in (17, 37) for title in bench.MODES.values()]
     assert [line for line in said.partition(text)[0].splitlines() if line.endswith(":")] == titles

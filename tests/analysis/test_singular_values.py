@@ -128,8 +128,5 @@ def test_the_least_k_with_the_energy():
     assert choose_projected_dims(SPECTRUM, energy=0.5) == [2, 1]
     assert choose_projected_dims(SPECTRUM, energy=0.9) == [4, 2]
     assert choose_projected_dims(SPECTRUM, energy=1.0) == [5, 4]
-
-
-def test_an_energy_that_cannot_be_is_rejected():
     with pytest.raises(InputError, match=r"energy: expected more than 0 and at most 1, got 0\.0"):
         choose_projected_dims(SPECTRUM, energy=0.0)

@@ -51,14 +51,11 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
 
 
 @pytest.mark.e2e
-def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
-    results = run(model, corpus, tmp_path / "out", "--samples", "100000")
+def test_what_is_chosen_trains(model, corpus, tmp_path, capsys, caplog):
+    """From all sequences that there are; fewer than asked for are said."""
+    results = run(model, corpus, tmp_path / "out", "--choose", "--energy", "0.8", "--samples", "100000")
     assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
-
-
-@pytest.mark.e2e
-def test_what_is_chosen_trains(model, corpus, tmp_path, capsys):
-    chosen = run(model, corpus, tmp_path / "out", "--choose", "--energy", "0.8")["projected_dim"]
+    chosen = results["projected_dim"]
     written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]
     assert written["projected_dim"] == chosen and len(chosen) == 2 and "rank for 0.8" in capsys.readouterr().out
     LinformerConfig(hidden_size=33, **written)

@@ -64,16 +64,13 @@ def test_links_lead_to_pages_and_headings_of_the_site(pages):
     assert not broken
 
 
-def test_the_references_have_all_names_and_commands(build, pages):
+def test_the_references_have_all_names_and_commands_and_at_most_twelve_pictures(build, pages):
     python = (pages / "reference" / "python.md").read_text(encoding="utf-8")
     assert "::: linformer_kit.linearized.linearize.linearize\n" in python
     assert python.count("\n::: ") == sum(map(len, build.TOPICS.values()))
     commands = (pages / "reference" / "commands.md").read_text(encoding="utf-8")
     assert commands.count("\nusage: linformer ") == len(build.COMMANDS)
     assert "### linformer bench\n" in commands and "\n        Values of n in tokens." in commands
-
-
-def test_the_gallery_has_at_most_twelve_pictures_of_results(build, pages):
     gallery = (pages / "reference" / "gallery.md").read_text(encoding="utf-8")
     assert gallery.count("\n![") == len(build.GALLERY) <= 12
 

@@ -14,6 +14,7 @@ from linformer_kit.files.folders import (
     check_output_dir,
     find_checkpoint,
     holds_run,
+    new_folder,
     open_output_dir,
     rotate_checkpoints,
 )
@@ -132,6 +133,8 @@ def test_a_model_of_others_is_not_overwritten(name, what, tmp_path):
 
 
 def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):
+    """A taken name gets a number."""
+    assert [new_folder(tmp_path / "runs", "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
     monkeypatch.chdir(tmp_path)
     folders = {open_output_dir(None, command="pretrain", overwrite=False) for _ in range(3)}
     assert len(folders) == 3 and all(folder.parent == Path("runs") and folder.is_dir() for folder in folders)

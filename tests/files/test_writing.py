@@ -12,7 +12,7 @@ import pytest
 
 from linformer_cli.errors import InputError, machine_failure
 from linformer_cli.outputs import check_new_folder, check_writable
-from linformer_kit.files.folders import check_output_dir, new_folder
+from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_folder, write_whole
 
 
@@ -90,8 +90,11 @@ def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"^output_dir: expected a folder, got the file (runs|link)$"):
+    message = r"^output_dir: expected a folder, got the file (runs|link)$"
+    with pytest.raises(InputError, match=message):
         check_output_dir(output_dir, resume=False, overwrite=False)
+    with pytest.raises(InputError, match=message):
+        open_output_dir(output_dir, command="bench", overwrite=False)
 
 
 def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
@@ -112,7 +115,3 @@ def test_a_new_folder_is_new_or_empty(tmp_path):
             check_new_folder("folder", str(path))
     with pytest.raises(InputError, match=f"^folder: expected a folder, got the file {tmp_path / 'notes.txt'}$"):
         check_writable(tmp_path / "notes.txt" / "below", "folder")
-
-
-def test_a_taken_name_gets_a_number(tmp_path):
-    assert [new_folder(tmp_path / "runs", "a").name for _ in range(3)] == ["a", "a-2", "a-3"]

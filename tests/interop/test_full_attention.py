@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from linformer_kit import (
-    InputError,
-    LinformerConfig,
-    LinformerForMaskedLM,
-    LinformerForSequenceClassification,
-)
+from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformer_kit import load_encoder_checkpoint as load
 from tests.conftest import randomise
 
@@ -73,10 +68,7 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
         "global_tokens": 2,
     }
     transformer(tmp_path, **values)
-    config, new = (
-        load(tmp_path).config,
-        LinformerConfig(**SIZES, projected_dim=31),
-    )
+    config, new = load(tmp_path).config, LinformerConfig(**SIZES, projected_dim=31)
     assert all(getattr(config, name) == getattr(new, name) for name in values)
 
 

@@ -21,7 +21,7 @@ from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.checkpoints import pretrained
-from linformer_kit.interop.loading import auto_class_of, load_model, load_pretrained, tokenizer_for
+from linformer_kit.interop.loading import auto_class_of, load_model, tokenizer_for
 from tests.conftest import SIZES, fail_last_line, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]
@@ -255,9 +255,9 @@ def test_weights_of_the_encoder_that_have_no_place_are_rejected(tmp_path):
     with pytest.raises(
         InputError, match=rf"^model: expected weights that fit its config.json .*, got unexpected {name}$"
     ):
-        load_pretrained(folder, AutoModelForSequenceClassification, "a classifier")
+        load_model(folder, AutoModelForSequenceClassification, "a classifier")
     with pytest.raises(InputError, match=r"got unexpected .*encoder.layer.0.attention.self.distance_embedding.weight$"):
-        load_pretrained(folder, AutoModel, "an encoder")
+        load_model(folder, AutoModel, "an encoder")
 
 
 @pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
@@ -272,7 +272,7 @@ def test_heads_poolers_and_names_of_old_files_are_not_lost(auto_class, tmp_path)
 
     folder = with_weights(save(tmp_path / "old", kind="BertForPreTraining"), old)
     head = {"num_labels": 2, "id2label": {0: "a", 1: "b"}} if auto_class is AutoModelForSequenceClassification else None
-    loaded = load_pretrained(folder, auto_class, "an encoder", head=head).model.base_model
+    loaded = load_model(folder, auto_class, "an encoder", head=head).model.base_model
     norm = load_file(Path(folder) / "model.safetensors")["bert.embeddings.LayerNorm.gamma"]
     assert torch.equal(loaded.embeddings.LayerNorm.weight, norm)
 

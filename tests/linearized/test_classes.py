@@ -7,7 +7,6 @@ import json
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,21 +39,13 @@ SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]
 
 
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
-
-
-def test_the_class_is_one_of_transformers_too(model):
+@torch.no_grad()
+@pytest.mark.e2e
+def test_one_of_transformers_too_saved_and_loaded_with_and_without_the_head(model, tmp_path):
+    """But not as a generator of texts."""
     assert isinstance(model, BertForMaskedLM) and type(model).__name__ == "LinearBertForMaskedLM"
     assert isinstance(model.config, BertConfig) and isinstance(model.config, LinearizedConfig)
     assert model.config.model_type == "linearized" and model.training is False
-
-
-@torch.no_grad()
-@pytest.mark.e2e
-def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LinearBertForMaskedLM"]
     inputs = example(model, 31)
@@ -64,6 +55,8 @@ def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
     other = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert torch.equal(other.eval().bert(**inputs)[0], model.bert(**inputs)[0]) and other.num_labels == 3
     assert AutoConfig.from_pretrained(tmp_path).linformer["projected_dim"] == 7
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.e2e
@@ -88,13 +81,6 @@ except ValueError as error:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "LinearBertModel LinformerModel LinearBertForMaskedLM"
-
-
-@pytest.mark.e2e
-def test_generators_are_not_made_of_it(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="Unrecognized configuration class"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 @torch.no_grad()
@@ -169,56 +155,37 @@ def test_every_matrix_learns(model):
 @pytest.mark.parametrize("asked", ["eager", {"": "sdpa"}])
 def test_no_other_attention_is_swallowed(asked, model, tmp_path):
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
-        model.set_attn_implementation(asked)
-    with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
-        model.bert.set_attn_implementation(asked)
+    setters = [model.set_attn_implementation, model.bert.set_attn_implementation]
     if isinstance(asked, str):
+        setters.append(lambda asked: AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation=asked))
+    for setter in setters:
         with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
-            AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation=asked)
-
-
-def in_file(model, folder, change) -> Path:
-    """The model saved, with what stands under linformer in its config.json changed."""
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "linformer": change(config["linformer"])}))
-    return folder
+            setter(asked)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("change", "message"),
     [
-        ("seven", ": expected names and values in config.json, got 'seven'"),
-        ({"projected_dim": 7}, ".base_model_type: expected "),
-        ({"slots": 7}, ".slots: expected entries that `linearize` writes, got an unknown one"),
+        (lambda _: "seven", r"linformer: expected names and values in config.json, got 'seven'"),
+        (lambda _: {"projected_dim": 7}, r"linformer\.base_model_type: expected "),
+        (lambda _: {"slots": 7}, r"linformer\.slots: expected entries that `linearize` writes, got an unknown one"),
+        ({"base_model_type": "nothing"}, r"linformer\.base_model_type: expected a model type of transformers, got"),
+        ({"layers": ["layer.7"]}, r"linformer\.layers: expected names of modules of LinearBertModel, got 'layer"),
+        ({"seq_len": 10**12}, r"linformer\.seq_len: expected .*16777216.*, got 1000000000000"),
+        ({"projection": None}, r"linformer\.projection: expected .*linear.*, got None"),
+        # Its outputs were other ones: nothing is read with `prefix` instead.
+        ({"shorter_input": "stretch"}, r"shorter_input: expected prefix, or a projection with windows .*, got '"),
     ],
 )
-def test_a_configuration_that_is_none_is_rejected(fields, message, model, tmp_path):
-    with pytest.raises(InputError, match=f"^linformer{message}"):
-        AutoModel.from_pretrained(in_file(model, tmp_path, lambda _: fields))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("base_model_type", "nothing", "expected a model type of transformers, got"),
-        ("layers", ["encoder.layer.7.attention.self"], "expected names of modules of LinearBertModel, got 'enc"),
-        ("seq_len", 10**12, "expected .*16777216.*, got 1000000000000"),
-        ("projection", None, "expected .*linear.*, got None"),
-    ],
-)
-def test_fields_of_other_kinds_are_rejected(name, value, message, model, tmp_path):
-    folder = in_file(model, tmp_path, lambda fields: {**fields, name: value})
-    with pytest.raises(InputError, match=rf"linformer\.{name}: {message}"):
-        AutoModel.from_pretrained(folder)
-
-
-def test_a_folder_that_stretches_matrices_is_rejected(model, tmp_path):
-    """Its outputs were other ones: nothing is read with `prefix` instead."""
-    folder = in_file(model, tmp_path, lambda fields: {**fields, "shorter_input": "stretch"})
-    with pytest.raises(InputError, match=r"^shorter_input: expected prefix, or a projection with windows .*, got '"):
-        AutoModel.from_pretrained(folder)
+def test_a_configuration_that_is_none_is_rejected(change, message, model, tmp_path):
+    """Under linformer in config.json."""
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    fields = config["linformer"]
+    changed = fields | change if isinstance(change, dict) else change(fields)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "linformer": changed}))
+    with pytest.raises(InputError, match=f"^{message}"):
+        AutoModel.from_pretrained(tmp_path)
 
 
 @torch.no_grad()
@@ -272,11 +239,6 @@ def test_models_of_one_configuration_stay_apart():
     assert type(second.config) is BertConfig and config.model_type == "bert"
 
 
-def test_no_model_of_a_bare_configuration(model):
-    with pytest.raises(InputError, match="config: expected that of a linearised model"):
-        type(model)(type(model.config)(**SIZES))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -305,9 +267,11 @@ def test_rejected_settings_change_nothing(options, message):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_linear_twice_is_rejected(model):
+def test_what_is_linear_and_what_is_not_is_told_apart(model):
     with pytest.raises(InputError, match="expected one with full attention, got LinearBertForMaskedLM, which is"):
         as_in_the_paper(model)
+    with pytest.raises(InputError, match="config: expected that of a linearised model"):
+        type(model)(type(model.config)(**SIZES))
 
 
 def test_the_probe_leaves_the_model_as_it_was():

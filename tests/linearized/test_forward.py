@@ -19,12 +19,6 @@ SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]
 
 
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
-
-
 def of(name: str, **options: object):
     torch.manual_seed(0)
     return as_in_the_paper(build(FAMILIES[name]), 7, **options)

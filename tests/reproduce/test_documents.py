@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import transformers
 from linformer_kit import linearize
 from linformer_kit.models.base import set_positions
 from reproduce import documents
-from reproduce.common import run
 from tests.long_texts import LONGEST, article, write_articles, write_encoder
+from tests.reproduce.started import start
 
 LENGTH = 127
 TEXTS = [article(number, sentences=3 + 11 * number) for number in range(3)]
@@ -70,30 +69,16 @@ def test_methods_of_one_pass(folder, name):
 
 
 @pytest.fixture
-def start(folder, tmp_path, monkeypatch):
+def common(folder, monkeypatch) -> list[object]:
     monkeypatch.setattr(documents, "in_fresh_process", lambda function, *arguments: function(*arguments))
-    common = [
-        "--teacher",
-        folder,
-        "--models",
-        folder.parent / "student",
-        "--text_file",
-        folder.parent / "articles.jsonl",
-    ]
-    common += ["--lengths", 61, 127, 251, "--articles", 7, "--queries", 3, "--candidates", 5, "--batch_size", 7]
-    common += ["--precision", "float32", "--output_dir", tmp_path / "out"]
-
-    def start(*options: object) -> list[dict]:
-        script = (documents.Settings, documents.measure, documents.table, documents.draw)
-        run(*script, list(map(str, [*common, *options])))
-        return json.loads((tmp_path / "out" / "documents.json").read_text())["records"]
-
-    return start
+    models = ["--teacher", folder, "--models", folder.parent / "student"]
+    texts = ["--text_file", folder.parent / "articles.jsonl", "--articles", 7, "--queries", 3, "--candidates", 5]
+    return [*models, *texts, "--lengths", 61, 127, 251, "--batch_size", 7, "--precision", "float32"]
 
 
 @pytest.mark.slow
-def test_all_tasks(start, tmp_path, capsys):
-    records = start()
+def test_all_tasks(common, tmp_path, capsys):
+    records = start(documents, tmp_path / "out", *common)["records"]
     lengths = {"late_sentence": [251], "passkey": [30, 61, 127, 251]}
     for task in documents.TASKS:
         for name in (*documents.BUILT, "student"):
@@ -120,9 +105,9 @@ def test_all_tasks(start, tmp_path, capsys):
     ],
 )
 @pytest.mark.e2e
-def test_what_cannot_be_used_is_one_line(start, options, message, capsys):
+def test_what_cannot_be_used_is_one_line(common, tmp_path, options, message, capsys):
     with pytest.raises(SystemExit) as exit_:
-        start(*options)
+        start(documents, tmp_path / "out", *common, *options)
     error = capsys.readouterr().err.splitlines()[-1]
     assert exit_.value.code == 2 and error.startswith(f"linformer: error: {message}")
 

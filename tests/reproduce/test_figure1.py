@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from reproduce import figure1
-from reproduce.common import run
 from tests.conftest import write_corpus, write_model
+from tests.reproduce.started import start
 
 
 @pytest.mark.e2e
@@ -19,9 +17,7 @@ def test_a_small_run(tmp_path, capsys):
     for name in ("one", "two"):
         write_model(tmp_path / name, (corpus / "0.txt").read_text(), attention="full")
     options = ["--models", tmp_path / "one", tmp_path / "two", "--text_file", corpus, "--samples", 3]
-    options += ["--seed", 5, "--output_dir", tmp_path / "out"]
-    run(figure1.Settings, figure1.measure, figure1.table, figure1.draw, [str(option) for option in options])
-    records = json.loads((tmp_path / "out" / "figure1.json").read_text())["records"]
+    records = start(figure1, tmp_path / "out", *options, "--seed", 5)["records"]
     assert [(record["model"], record["untrained"]) for record in records] == [
         ("one", False), ("one", True), ("two", False), ("two", True),
     ]  # fmt: skip

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas
 import pytest
 import torch
 import transformers
 
 from reproduce import finetuning as script
-from reproduce.common import run
 from tests.long_texts import article, write_encoder
+from tests.reproduce.started import start
 
 
 @pytest.mark.e2e
@@ -22,9 +20,7 @@ def test_results_and_their_table(tmp_path, drawn):
     for part in script.PARTS:
         pandas.DataFrame(rows).to_json(data / f"{part}.jsonl", orient="records", lines=True)
     sizes = ["--n", "127", "--epochs", "1", "--batch_size", "3", "--rates", "1e-4", "3e-4", "--seeds", "5", "6"]
-    arguments = ["--model", str(encoder), "--data", str(data), *sizes, "--output_dir", str(tmp_path / "out")]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
-    records = json.loads((tmp_path / "out" / "finetuning.json").read_text())["records"]
+    records = start(script, tmp_path / "out", "--model", encoder, "--data", data, *sizes)["records"]
     ways = [way for way in script.WAYS if way != "linear with adapter"]
     assert [record["way"] for record in records] == [way for way in ways for _ in range(3)]
     for way in ways:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import pytest
 
 from linformer_kit import LinformerConfig
 from reproduce import figure3, learning
-from reproduce.common import run
 from reproduce.learning import BASE, STUDIES, Study, Variant, pretrain_settings
 from tests.conftest import write_corpus
+from tests.reproduce.started import start
 
 
 @pytest.fixture
 def corpus(tmp_path):
     (tmp_path / "texts").mkdir()
     return write_corpus(tmp_path / "texts")
-
-
-def start(script, folder, *options: object) -> dict:
-    arguments = [str(option) for option in ("--output_dir", folder, *options)]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
-    return json.loads((folder / f"{script.__name__.rpartition('.')[2]}.json").read_text())
 
 
 @pytest.mark.parametrize("name", STUDIES)

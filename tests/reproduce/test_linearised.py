@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
 from reproduce import linearised as script
-from reproduce.common import run
+from tests.reproduce.started import start
 
 SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
 
@@ -21,18 +19,16 @@ def tiny(architecture, n):
     return ModernBertModel(ModernBertConfig(**SIZES, **window, **special, vocab_size=1000, max_position_embeddings=n))
 
 
-def start(folder, monkeypatch, *arguments: str) -> list[dict]:
+def measured(folder, monkeypatch, *options: object) -> list[dict]:
     monkeypatch.setattr(script, "original", tiny)
     monkeypatch.setattr(script, "in_fresh_process", lambda function, *given: function(*given))
-    arguments = [*arguments, "--repetitions", "1", "--dtype", "float32", "--output_dir", str(folder)]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
-    return json.loads((folder / "linearised.json").read_text())["records"]
+    return start(script, folder, *options, "--repetitions", 1, "--dtype", "float32")["records"]
 
 
 @pytest.mark.e2e
 def test_results_and_their_table(tmp_path, drawn, monkeypatch):
     arguments = ("--architectures", "minilm", "--lengths", "512", "1024", "--batch_tokens", "1024")
-    records = start(tmp_path, monkeypatch, *arguments)
+    records = measured(tmp_path, monkeypatch, *arguments)
     assert [(record["n"], record["mode"], record["way"], record["batch"]) for record in records] == [
         (n, mode, way, 1024 // n)
         for n in (512, 1024)
@@ -47,7 +43,7 @@ def test_results_and_their_table(tmp_path, drawn, monkeypatch):
 def test_exact_ways_beside_a_busy_core(tmp_path, drawn, monkeypatch):
     ways = ("original", "exact_windows", "optimized", "linearised")
     arguments = ("--architectures", "modernbert", "--ways", *ways, "--lengths", "513", "--modes", "forward", "--busy")
-    records = start(tmp_path, monkeypatch, *arguments, "--batch_tokens", "1")
+    records = measured(tmp_path, monkeypatch, *arguments, "--batch_tokens", "1")
     assert [record["way"] for record in records] == list(ways)
     for record in records[1:3]:
         assert 0 < record["difference"] < 1e-5 < record["largest"]

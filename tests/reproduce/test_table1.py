@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from torch import nn
 
 from linformer_kit.analysis.measure import Encoder
 from reproduce import systems, table1
-from reproduce.common import run
 from reproduce.systems import SYSTEMS, strided_pattern
+from tests.reproduce import started
 
 CPU = torch.device("cpu")
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -60,10 +59,8 @@ def test_strided_pattern(n, stride):
 def start(folder, *arguments: object) -> tuple[list[dict], str]:
     """The records and the table of a small run."""
     small = ["--hidden_size", WIDTH, "--num_attention_heads", HEADS, "--intermediate_size", 4 * WIDTH]
-    small += ["--tokens", 3 * N, "--repetitions", 2, "--dtype", "float32", "--output_dir", folder]
-    arguments = [str(argument) for argument in (*small, "--lengths", 16, 32, *arguments)]
-    run(table1.Settings, table1.measure, table1.table, table1.draw, arguments)
-    return json.loads((folder / "table1.json").read_text())["records"], (folder / "table1.md").read_text()
+    small += ["--tokens", 3 * N, "--repetitions", 2, "--dtype", "float32", "--lengths", 16, 32]
+    return started.start(table1, folder, *small, *arguments)["records"], (folder / "table1.md").read_text()
 
 
 @pytest.mark.e2e

@@ -11,8 +11,8 @@ from linformer_cli.errors import DivergedError
 from linformer_cli.settings import FinetuneSettings
 from linformer_kit.data.labelled import load_labelled
 from reproduce import table2
-from reproduce.common import run
 from tests.conftest import write_model
+from tests.reproduce import started
 
 
 def write_data_sets(folder: Path, count: int = 4) -> None:
@@ -43,9 +43,7 @@ def start(tmp_path, monkeypatch):
             return found, folder
 
         monkeypatch.setattr(table2, "finetune", observed)
-        common = ["--models", *models, "--output_dir", str(tmp_path / "out")]
-        run(table2.Settings, table2.measure, table2.table, table2.draw, [*common, *options])
-        return json.loads((tmp_path / "out" / "table2.json").read_text())["records"]
+        return started.start(table2, tmp_path / "out", "--models", *models, *options)["records"]
 
     return start
 

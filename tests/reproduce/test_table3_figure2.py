@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from linformer_kit.analysis import measure
 from reproduce import table3_figure2 as script
-from reproduce.common import run
+from tests.reproduce import started
 
 
 def start(folder, *arguments: object) -> tuple[dict, str]:
     small = ["--hidden_size", 30, "--num_attention_heads", 5, "--intermediate_size", 44, "--repetitions", 2]
-    arguments = [str(argument) for argument in (*small, "--dtype", "float32", "--output_dir", folder, *arguments)]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
-    return json.loads((folder / "table3_figure2.json").read_text()), (folder / "table3_figure2.md").read_text()
+    content = started.start(script, folder, *small, "--dtype", "float32", *arguments)
+    return content, (folder / "table3_figure2.md").read_text()
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
 
 from reproduce import theorems
-from reproduce.common import run
 from reproduce.theorems import (
     FIRST,
     gaussian_projection,
@@ -21,6 +19,7 @@ from reproduce.theorems import (
     theorem2_matrices,
 )
 from tests.conftest import write_bert, write_corpus
+from tests.reproduce import started
 
 
 @pytest.fixture
@@ -59,9 +58,8 @@ def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
 
 
 def start(folder, *options: object) -> dict:
-    small = ("--lengths", 32, "--head_dim", 7, "--draws", 4, "--epsilons", 0.5, 0.25, "--output_dir", folder, *options)
-    run(theorems.Settings, theorems.measure, theorems.table, theorems.draw, [str(option) for option in small])
-    return json.loads((folder / "theorems.json").read_text())
+    small = ("--lengths", 32, "--head_dim", 7, "--draws", 4, "--epsilons", 0.5, 0.25)
+    return started.start(theorems, folder, *small, *options)
 
 
 @pytest.mark.e2e

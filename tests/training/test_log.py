@@ -34,7 +34,7 @@ def updated(log: TrainingLog, state: TrainingState, clock: SimpleNamespace, seco
 
 def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
     """The speed of its own updates, the time left by all, and the mean loss."""
-    monkeypatch.setattr(training_log, "most_bytes", lambda _: 3 * 2**20)
+    monkeypatch.setattr(training_log, "peak_memory", lambda _: 3 * 2**20)
     state = TrainingState()
     log = make(state, updates=10)
     updated(log, state, clock, 1, 50)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import check_new_folder, check_writable
 from linformer_cli.settings import BenchSettings, without_local_paths
 from linformer_kit.analysis.measure import (
     MODES,
@@ -25,8 +23,7 @@ from linformer_kit.analysis.measure import (
 )
 from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import open_output_dir
-from linformer_kit.files.writing import write_whole
-from linformer_kit.report.base import environment_line, table, write_json
+from linformer_kit.report.base import environment_line, table, write_report
 
 REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed these seconds
 SECONDS = 10.0
@@ -41,7 +38,10 @@ def main(settings: BenchSettings) -> None:
         InputError: for a length without a smaller k, heads that do not divide the width, an unavailable device, or an
             output_dir that is not empty.
     """
-    device = _check(settings)
+    if min(settings.lengths) <= min(settings.projected_dims):
+        expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
+        raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
+    device = device_of(settings.device)
     folder = open_output_dir(settings.output_dir, command="bench", overwrite=False)
     results: Record = {
         "command": "bench",
@@ -62,23 +62,9 @@ def main(settings: BenchSettings) -> None:
             results["records"] += records
             print(f"\n{MODES[mode]}, n {n:,}:\n", *_rows(records), sep="\n", flush=True)
         results["complete"] = n == lengths[-1]
-        text = markdown(results)
-        write_json(results, folder / "bench.json")
-        write_whole(folder / "bench.md", text)
+        text = write_report(results, folder, markdown(results), name="bench")
     print(text)
     print(f"Saved in {folder} after {(time.monotonic() - start) / 60:.1f} minutes")
-
-
-def _check(settings: BenchSettings) -> torch.device:
-    """Check the settings before any work, and return the device."""
-    if min(settings.lengths) <= min(settings.projected_dims):
-        expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
-        raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
-    if settings.output_dir is None:
-        check_writable(Path("runs"))
-    else:
-        check_new_folder("output_dir", settings.output_dir)
-    return device_of(settings.device)
 
 
 def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[Record]:
@@ -113,8 +99,8 @@ def saved(record: Record, records: list[Record], field: str) -> float | None:
     return full[field] / record[field]
 
 
-def markdown(results: Record) -> str:
-    """A table for the forward pass and one for training."""
+def markdown(results: Record) -> list[str]:
+    """A table for the forward pass and one for training, as lines of Markdown."""
     settings = results["settings"]
     lines = [
         "# Time and memory on this machine",
@@ -130,7 +116,7 @@ def markdown(results: Record) -> str:
     ]
     for mode, title in MODES.items():
         lines += ["", f"## {title}", "", *_rows([each for each in results["records"] if each["mode"] == mode])]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _rows(records: list[Record]) -> list[str]:

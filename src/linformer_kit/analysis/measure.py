@@ -22,13 +22,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel, RobertaConfig, RobertaModel
+from transformers import AutoModel, PreTrainedConfig, RobertaConfig
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_cli.settings import CostSettings
-from linformer_kit.environment import most_bytes, status_bytes, use_bf16
+from linformer_kit.environment import peak_memory, status_bytes, use_bf16
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerModel
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -126,7 +125,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         before = torch.accelerator.memory_allocated(device)
     run()
     _synchronize(device)
-    return max(0, (most_bytes(device) or 0) - before)
+    return max(0, (peak_memory(device) or 0) - before)
 
 
 def can_measure_memory(device: torch.device) -> bool:
@@ -179,29 +178,22 @@ def encoder_of(settings: CostSettings, kind: Kind, seq_len: int, projected_dim: 
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
     """Build the model with random weights, initialised on the device and in the data type."""
-    widths = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-    fields: dict[str, Any] = {name: getattr(encoder, name) for name in widths}
+    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    fields: dict[str, Any] = {name: getattr(encoder, name) for name in names}
     fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    before = torch.get_default_dtype()
-    torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            model = _model(encoder, fields)
-    finally:
-        torch.set_default_dtype(before)
-    return model.to(device).train(mode == "train")
-
-
-def _model(encoder: Encoder, fields: dict[str, Any]) -> PreTrainedModel:
+    config: PreTrainedConfig
+    options: dict[str, Any] = {}
     if encoder.kind in ("roberta", "eager"):
+        config = RobertaConfig(**fields, max_position_embeddings=encoder.seq_len + 2, type_vocab_size=1)
         attention = "sdpa" if encoder.kind == "roberta" else "eager"
-        fields |= {"max_position_embeddings": encoder.seq_len + 2, "type_vocab_size": 1}
-        return RobertaModel(RobertaConfig(**fields, attn_implementation=attention), add_pooling_layer=False)
-    kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
-    return LinformerModel(
-        LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
-    )
+        options = {"attn_implementation": attention, "add_pooling_layer": False}
+    else:
+        fields |= {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
+        config = LinformerConfig(**fields, max_position_embeddings=encoder.seq_len, sharing="layerwise")
+    torch.manual_seed(0)
+    with device:
+        model = AutoModel.from_config(config, dtype=dtype, **options)
+    return model.to(device).train(mode == "train")
 
 
 def random_ids(encoder: Encoder, batch: int, device: torch.device) -> Int[Tensor, "batch seq_len"]:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION
+from linformer_kit.linearized.internals import attention_implementation
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.projections import SequenceProjection
 
@@ -108,7 +109,7 @@ def _curves(
 
     # An attention layer returns its weights last; projections return keys and values, which also have four axes.
     modules = [module for module in model.modules() if not isinstance(module, SequenceProjection)]
-    before = model.config._attn_implementation
+    before = attention_implementation(model)
     by_request = isinstance(model.config, LinformerConfig) or before == IMPLEMENTATION
     hooks = [module.register_forward_hook(reduce, prepend=True) for module in modules]
     try:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.outputs import check_new_folder
+from linformer_cli.outputs import check_writable
 from linformer_cli.settings import SpectrumSettings, model_label
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.data.files import TextFiles, text_files
@@ -27,10 +27,10 @@ from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.environment import device_of, environment
-from linformer_kit.files.folders import check_output_dir, open_output_dir
+from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.report.base import code, environment_line, table, write_json
+from linformer_kit.report.base import code, environment_line, table, write_report
 from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 _DEFAULT_LENGTH = 512  # of Figure 1
@@ -47,9 +47,7 @@ def main(settings: SpectrumSettings) -> None:
     Raises:
         InputError: for texts or a model that cannot be used; nothing is written then.
     """
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
-    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    check_writable(Path(settings.output_dir or "runs"))
     device = device_of(settings.device)
     files = text_files(settings.text_file, field="text_file", column=settings.text_column)
     model, tokenizer, *_ = load_model(settings.model, AutoModel, "an encoder")
@@ -69,11 +67,9 @@ def main(settings: SpectrumSettings) -> None:
         "energy": settings.energy,
         "projected_dim": choose_projected_dims(spectrum, energy=settings.energy),
     }
-    text = spectrum_markdown(results, spectrum)
     folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
     with whole_folder(folder) as part:
-        write_json(results, part / "spectrum.json")
-        write_whole(part / "spectrum.md", text)
+        text = write_report(results, part, spectrum_markdown(results, spectrum), name="spectrum")
         figure, axes = new_figure((6, 4.4))
         draw_curves(axes, spectrum, f"{results['model']}, n {seq_len}")
         save_figure(figure, part / "spectrum.png")
@@ -146,10 +142,10 @@ def spectrum_fields(spectrum: Spectrum) -> dict[str, Any]:
     return {"samples": spectrum.samples, "tokens": spectrum.tokens, **curves}
 
 
-def spectrum_markdown(results: dict[str, Any], spectrum: Spectrum) -> str:
-    """The shares of each layer, and its k, as Markdown."""
+def spectrum_markdown(results: dict[str, Any], spectrum: Spectrum) -> list[str]:
+    """The shares of each layer, and its k, as lines of Markdown."""
     at, shares, energy = spectrum.quarter, spectrum.shares, results["energy"]
-    lines = [
+    return [
         "# Spectrum of attention",
         "",
         f"Model: {code(results['model'])} ({results['model_type']}). Text: {results['text']}, {results['samples']:,} "
@@ -163,7 +159,6 @@ def spectrum_markdown(results: dict[str, Any], spectrum: Spectrum) -> str:
         f"{shares.mean():.3f}. Rank for {energy}: the number of singular values with that share, by the mean of the "
         "heads; `--choose` writes it as k of the layer.",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def share_table(spectrum: Spectrum, *, energy: float = 0.9) -> list[str]:

@@ -33,7 +33,7 @@ from linformer_kit.interop.loading import auto_class_of, input_length, load_mode
 # Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
 _TOLERANCE = 8
 _LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest runs in float64
-_MOST_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
+_SEVERAL_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
 
 TOKENIZER = "tokenizer.json"
 _TEXTS = [("A text: what was it?", None), ("", None), ("A text.", "And another one, longer.")]
@@ -74,7 +74,7 @@ class Exportable(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.head, self.input_names = model.eval(), head, input_names
-        self.tokenizer, self.limit = tokenizer, input_length(model, tokenizer, None)
+        self.tokenizer, self.limit = tokenizer, tokenizer.model_max_length
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -113,12 +113,11 @@ def load(name: str) -> Exportable:
     names = ["input_ids", "attention_mask"]
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")
-    source = Exportable(model.float(), tokenizer, head, tuple(names))
-    if source.limit >= NO_LIMIT:
+    tokenizer.model_max_length = input_length(model, tokenizer, None)
+    if tokenizer.model_max_length >= NO_LIMIT:
         expected = "a longest input in tokens (model_max_length of the tokenizer)"
         raise InputError(f"model: expected {expected}, got none in {name}")
-    tokenizer.model_max_length = source.limit
-    return source
+    return Exportable(model.float(), tokenizer, head, tuple(names))
 
 
 def check_tokenizer(source: Exportable, folder: Path) -> None:
@@ -156,7 +155,7 @@ def cases(limit: int) -> list[Case]:
     lengths = sorted({1, 2, max(1, limit // 8), max(1, limit // 2), limit - 1, limit})
     paddings: tuple[tuple[int, Padding], ...] = ((1, "none"), (3, "right"), (2, "left"))
     return [
-        Case(rows if length < _MOST_ROWS_BELOW else 1, length, padding if length > 1 else "none")
+        Case(rows if length < _SEVERAL_ROWS_BELOW else 1, length, padding if length > 1 else "none")
         for length in lengths
         for rows, padding in paddings
     ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment
 from linformer_kit.export.exportable import check_tokenizer, load
@@ -54,10 +54,9 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             raise InputError(f"export: expected {needed}, got no {package}")
     from linformer_kit.export.onnx_file import write_files  # imports the packages
 
-    out = check_new_folder("out", settings.out)
     source = load(settings.model)
     warn_of_left_out(settings.model, {})
-    with whole_folder(out) as folder:
+    with whole_folder(Path(settings.out)) as folder:
         save_tokenizer(source.tokenizer, folder)
         check_tokenizer(source, folder)
         results = {

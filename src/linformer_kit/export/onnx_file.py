@@ -182,7 +182,8 @@ def runner(path: Path) -> Run:
 def _reject_longer(model: onnx.ModelProto, limit: int) -> None:
     """Insert a check of the length at the start; ONNX has no raise, but the error of a failing node contains its name.
 
-    It takes element `length - 1` of `limit` zeros and adds it to every input, so that all other nodes depend on it.
+    It takes element `length - 1` of `limit` zeros and adds it to every input, so that all other nodes depend on it;
+    in PyTorch code, nodes that read only the shape of an input would not.
     """
     graph = model.graph
     zeros = numpy_helper.from_array(torch.zeros(limit, dtype=torch.int64).numpy(), "length_zeros")

@@ -77,6 +77,7 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
 
 def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) -> Path:
     """Create the folder, by default `runs/<command>-<date>-<time>`; `overwrite` removes an existing run."""
+    check_writable(Path(output_dir or _NEW_FOLDERS))
     if output_dir is None:
         return new_folder(Path(_NEW_FOLDERS), f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
     folder = Path(output_dir)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
-from linformer_kit.files.writing import MANIFEST, PART, flush, remove_folder, remove_tree, write_whole
+from linformer_kit.files.writing import MANIFEST, PART, flush, put_in_place, remove_tree, write_whole
 
 
 def file_fingerprint(path: Path) -> str:
@@ -85,8 +84,7 @@ def recover(parent: Path, names: re.Pattern[str]) -> None:
         if part.is_symlink() or damage(part) is not None:
             remove_tree(part)
         else:
-            remove_folder(folder)
-            os.replace(part, folder)
+            put_in_place(part, folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -88,21 +88,21 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
     """
     folder = folder if replace else folder.resolve()
     taken = InputError(f"{folder}: expected a new or empty folder, got one that another process has written to")
-    inside = folder.exists() and not replace
+    exists = folder.exists() and not replace
     # Within an existing folder the same name in all processes, so that only one can create it.
-    name = folder.name if inside or replace else f"{folder.name}.{os.getpid()}"
-    part = (folder if inside else folder.parent) / f".{name}{PART}"
-    if beside or not inside:
+    name = folder.name if exists or replace else f"{folder.name}.{os.getpid()}"
+    part = (folder if exists else folder.parent) / f".{name}{PART}"
+    if beside or not exists:
         remove_tree(part)  # of a killed process
     try:
         part.mkdir(parents=True)
     except FileExistsError:
         raise taken from None
     try:
-        if inside and not beside and len(list(folder.iterdir())) > 1:
+        if exists and not beside and len(list(folder.iterdir())) > 1:
             raise taken
         yield part
-        if inside:
+        if exists:
             _move_into(part, folder)
         elif not replace:
             try:
@@ -115,9 +115,14 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
         shutil.rmtree(part, ignore_errors=True)
         raise
     if replace:  # from here on `recover` finishes it
-        remove_folder(folder)
-        os.replace(part, folder)
-        flush(folder.parent)
+        put_in_place(part, folder)
+
+
+def put_in_place(part: Path, folder: Path) -> None:
+    """Replace a folder, if it exists, by a complete temporary one."""
+    remove_folder(folder)
+    os.replace(part, folder)
+    flush(folder.parent)
 
 
 def _move_into(part: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ from linformer_kit.interop.loading import (
     Loaded,
     has_tokenizer,
     input_length,
-    load_pretrained,
+    load_model,
     resize,
     tokenizer_for,
 )
@@ -115,7 +115,7 @@ def _load(settings: ConvertSettings) -> tuple[Loaded, bool, Sequence[str]]:
     if settings.max_position_embeddings is not None and is_linformer:
         _check_unset(settings, (*SLOT_FIELDS, "attention"), "for a Linformer, which determines it")
         with renamed("model", "source"):
-            loaded = load_pretrained(settings.source, None, ENCODER, config=config)
+            loaded = load_model(settings.source, None, ENCODER, config=config, to_run=False)
         resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
         return loaded, True, ()
     if settings.attention == "full":
@@ -131,7 +131,7 @@ def _linearized(settings: ConvertSettings) -> tuple[Loaded, bool, Sequence[str]]
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, (*SLOT_FIELDS, "layers", "max_position_embeddings"))
     with renamed("model", "source"):
-        loaded = load_pretrained(settings.source, None, ENCODER)
+        loaded = load_model(settings.source, None, ENCODER, to_run=False)
         learned, adapters = isinstance(loaded.model, LinearizedModel), list[str]()
         if learned and given.keys() == {"max_position_embeddings"}:
             resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
+from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
 from linformer_kit.models.base import longest_input, position_tables
@@ -75,19 +75,84 @@ def load_model(
     *,
     head: dict[str, Any] | None = None,
     config: PreTrainedConfig | None = None,
+    to_run: bool = True,
 ) -> Loaded:
-    """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
+    """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
-    Layers with a sliding window run as exact windows, and products as is fastest here, with the same outputs.
+    Args:
+        name: Folder or hub id.
+        auto_class: One of transformers' Auto classes; None: that of the head that the configuration names.
+        kind: The kind of model that it loads, for errors.
+        head: Fields of the configuration for another head; a head that is missing, does not fit or has other
+            `id2label` is newly initialised.
+        config: The configuration, if `read_config` has read it already, with which it checks the folder.
+        to_run: Whether to load its tokenizer too, which makes the inputs that the model reads. Layers with a sliding
+            window then run as exact windows, and products as is fastest here, with the same outputs.
     """
-    loaded = load_pretrained(name, auto_class, kind, head=head, config=config)
+    what = f"model: expected {kind}, got {name}"
+    config = config or read_config(name, what)
+    auto_class = auto_class or auto_class_of(config, name, kind)
+    is_new_head = head is not None and config.id2label != head["id2label"]
+    with input_errors(what):
+        config.update(head or {})
+    if is_local_path(name):
+        manifest = Path(name) / MANIFEST
+        # The configuration may have been edited by hand; changed weights mean damage.
+        if manifest.exists() and (wrong := damage(manifest.parent, only="*.safetensors")):
+            raise InputError(f"{wrong}; if the weights were changed on purpose, remove {manifest}")
+        check_size(
+            manifest.parent, lambda: auto_class.from_config(copy.deepcopy(config), trust_remote_code=False), what
+        )
+    with input_errors(what):
+        # Sizes that do not fit are rejected below with a message of one line.
+        model, loading = auto_class.from_pretrained(
+            name,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    if is_new_head:
+        _start_head_anew(model, auto_class)
+    absent = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+    left_out = [key for key in sorted(loading["unexpected_keys"]) if not _UNUSED.search(key)]
+    loaded = Loaded(model.eval(), None, frozenset(absent), left_out)
+    prefix = f"{model.base_model_prefix}."
+    if head is not None:
+        absent = {key for key in absent if key.startswith(prefix)}
+    if head is not None or auto_class is AutoModel:
+        absent = {key for key in absent if not key.removeprefix(prefix).startswith("pooler.")}
+    for keys, got in ((sorted(absent), "none for"), (_lost_weights(loaded), "unexpected")):
+        if keys:
+            more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
+            raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
+    for key, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
+    return _ready_to_run(loaded, name, what) if to_run else loaded
+
+
+def _lost_weights(loaded: Loaded) -> list[str]:
+    """Weights of a file that belong to the encoder and have no place in it; heads and poolers do not count.
+
+    transformers drops them: a BERT with `position_embedding_type` relative_key would be one without positions.
+    """
+    prefix = loaded.model.base_model_prefix
+    parts = {name.partition(".")[0] for name in loaded.model.base_model.state_dict()} | {prefix}
+    of_encoder = [name for name in loaded.left_out if name.partition(".")[0] in parts]
+    return [name for name in of_encoder if not name.removeprefix(f"{prefix}.").startswith(("pooler.", "decoder."))]
+
+
+def _ready_to_run(loaded: Loaded, name: str, what: str) -> Loaded:
+    """A loaded model with its tokenizer, and with exact windows."""
     model = loaded.model
     if use_exact_windows(model):
         logger.info("%s: layers with a sliding window run in blocks, with the same outputs (exact_windows)", name)
     use_fast_products(model)
     if is_local_path(name) and not has_tokenizer(name):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")
-    with input_errors(f"model: expected {kind}, got {name}"):
+    with input_errors(what):
         tokenizer = tokenizer_for(model, name)
         config = model.config.get_text_config()
     _check_vocabulary(tokenizer, getattr(config, "vocab_size", None))
@@ -129,80 +194,6 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None
     if largest >= vocab_size:
         expected = f"a tokenizer of at most {vocab_size:,} tokens (the model's vocabulary)"
         raise InputError(f"model: expected {expected}, got {largest + 1:,}")
-
-
-def load_pretrained(
-    name: str,
-    auto_class: Any,
-    kind: str,
-    *,
-    head: dict[str, Any] | None = None,
-    config: PreTrainedConfig | None = None,
-) -> Loaded:
-    """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
-
-    Args:
-        name: Folder or hub id.
-        auto_class: One of transformers' Auto classes; None: that of the head that the configuration names.
-        kind: The kind of model that it loads, for errors.
-        head: Fields of the configuration for another head; a head that is missing, does not fit or has other
-            `id2label` is newly initialised.
-        config: The configuration, if `read_config` has read it already, with which it checks the folder.
-    """
-    what = f"model: expected {kind}, got {name}"
-    config = config or read_config(name, what)
-    auto_class = auto_class or auto_class_of(config, name, kind)
-    is_new_head = head is not None and config.id2label != head["id2label"]
-    with input_errors(what):
-        config.update(head or {})
-    if is_local_path(name):
-        manifest = Path(name) / MANIFEST
-        # The configuration may have been edited by hand; changed weights mean damage.
-        if manifest.exists() and (wrong := damage(manifest.parent, only="*.safetensors")):
-            raise InputError(f"{wrong}; if the weights were changed on purpose, remove {manifest}")
-        check_size(
-            manifest.parent, lambda: auto_class.from_config(copy.deepcopy(config), trust_remote_code=False), what
-        )
-    with input_errors(what):
-        # Sizes that do not fit are rejected below with a message of one line.
-        model, loading = auto_class.from_pretrained(
-            name,
-            config=config,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    if is_new_head:
-        _start_head_anew(model, auto_class)
-    absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
-    left_out = [key for key in sorted(loading["unexpected_keys"]) if not _UNUSED.search(key)]
-    loaded = Loaded(model, None, frozenset(absent), left_out)
-    if head is not None:
-        prefix = f"{model.base_model_prefix}."
-        absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
-    elif auto_class is AutoModel:
-        absent = [key for key in absent if not key.startswith("pooler.")]
-    for keys, got in ((absent, "none for"), (_lost_weights(loaded), "unexpected")):
-        if keys:
-            more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
-            raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
-    for key, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
-    model.eval()
-    return loaded
-
-
-def _lost_weights(loaded: Loaded) -> list[str]:
-    """Weights of a file that belong to the encoder and have no place in it; heads and poolers do not count.
-
-    transformers drops them: a BERT with `position_embedding_type` relative_key would be one without positions.
-    """
-    prefix = f"{loaded.model.base_model_prefix}."
-    parts = {name.partition(".")[0] for name in loaded.model.base_model.state_dict()} | {prefix.removesuffix(".")}
-    inside = {name: name.removeprefix(prefix) for name in loaded.left_out if name.partition(".")[0] in parts}
-    return [name for name, part in inside.items() if part.partition(".")[0] not in ("pooler", "decoder")]
 
 
 def auto_class_of(config: PreTrainedConfig, name: str, kind: str) -> Any:
@@ -267,6 +258,16 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     return max_length
 
 
+def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Weights under other names: of each pair the first string is replaced by the second, one pair after the other."""
+    result = {}
+    for name, tensor in weights.items():
+        for theirs, ours in names:
+            name = name.replace(theirs, ours)
+        result[name] = tensor
+    return result
+
+
 def build_model(
     model_class: type[LinformerPreTrainedModel],
     config: LinformerConfig,
@@ -305,10 +306,4 @@ def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of all weights except those named in `without`."""
-    content = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if name in without:
-            continue
-        content.update(f"{name} {tuple(tensor.shape)}".encode())
-        content.update(tensor.detach().cpu().float().contiguous().numpy().data)
-    return content.hexdigest()
+    return weights_hash((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)

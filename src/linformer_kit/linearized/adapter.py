@@ -12,6 +12,7 @@ PEFT reads and merges such a folder; here is which base model it fits, and with 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,8 @@ def adapter_folder(name: str) -> Path:
 
 def learned_parameters(base: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that linearisation adds to a base model: E and F, by name."""
-    inside = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, SequenceProjection))
-    return {name: parameter for name, parameter in base.named_parameters() if name.startswith(inside)}
+    prefixes = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, SequenceProjection))
+    return {name: parameter for name, parameter in base.named_parameters() if name.startswith(prefixes)}
 
 
 def base_fingerprint(model: PreTrainedModel) -> str:
@@ -137,9 +138,14 @@ def base_fingerprint(model: PreTrainedModel) -> str:
 
     So the same in float32 and bfloat16, and for each of the classes that hold the encoder.
     """
+    weights = model.base_model.named_parameters()
+    return weights_hash((name, tensor.bfloat16()) for name, tensor in weights if not name.startswith(_POOLER))
+
+
+def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Hexadecimal SHA-256 of names, shapes and values."""
     content = hashlib.sha256()
-    for name, parameter in model.base_model.named_parameters():
-        if not name.startswith(_POOLER):
-            content.update(f"{name} {tuple(parameter.shape)}".encode())
-            content.update(parameter.detach().cpu().bfloat16().view(torch.int16).contiguous().numpy().data)
+    for name, tensor in weights:
+        content.update(f"{name} {tuple(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return content.hexdigest()

@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function
 
 from linformer_cli.errors import InputError
+from linformer_kit.linearized.internals import bidirectional_mask_function, is_recorded
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.linearized.windows import (
     WindowMask,
-    is_recorded,
     one_for_each_query,
     scaled,
     window_attention,

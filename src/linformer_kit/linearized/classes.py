@@ -16,12 +16,16 @@ import torch
 import transformers
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
-from transformers.utils import output_capturing
 
 from linformer_cli.errors import InputError
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
+from linformer_kit.linearized.internals import (
+    attention_implementation,
+    model_classes,
+    record_outputs,
+    set_output_attentions,
+)
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
@@ -64,14 +68,10 @@ class LinearizedConfig(PreTrainedConfig):
             cls = linear_config_class(CONFIG_MAPPING[base])
         return super().__new__(cls)
 
-    @property
-    def output_attentions(self) -> bool:
-        """Whether models return P̄ of all layers unless a call says otherwise."""
-        return self._output_attentions
-
-    @output_attentions.setter
+    @PreTrainedConfig.output_attentions.setter
     def output_attentions(self, value: bool) -> None:
-        self._output_attentions = value
+        """Whether models return P̄ of all layers unless a call says otherwise."""
+        set_output_attentions(self, value)
 
     def validate_output_attentions(self) -> None:
         """Accept any value: transformers allows it with `eager` attention only, but linear attention returns P̄ too."""
@@ -89,7 +89,7 @@ class LinearizedModel(LinearModel):
             raise InputError(
                 f"config: expected that of a linearised model (see `linearize`), got {type(config).__name__}"
             )
-        if (asked := config._attn_implementation) is not None:
+        if (asked := attention_implementation(config)) is not None:
             _check_implementation(asked)
         super().__init__(config, *arguments, **named)
         attach(self)
@@ -164,8 +164,8 @@ def attach(model: PreTrainedModel) -> None:
         base.add_module(LAYER, projections[0].to(base.device, base.dtype))
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     use_fast_products(model)
-    for changed in (model, base):  # transformers fills this registry in constructors, under the original class
-        output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
+    for changed in (model, base):
+        record_outputs(changed)
 
 
 @functools.cache
@@ -174,12 +174,8 @@ def linear_config_class(base: Any) -> Any:
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
     linear: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
     linear = strict(linear)  # as for transformers' own classes; it collects the validators, which are not inherited
-    auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
-    for name, auto_class in auto_classes:
-        mapping = getattr(auto_class, "_model_mapping", None)
-        if mapping is not None and name not in _GENERATORS and base in mapping:
-            model_class = mapping[base]
-            model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
+    for auto_class, model_class in model_classes(base):
+        if auto_class.__name__ not in _GENERATORS:
             auto_class.register(linear, linear_model_class(model_class, linear))
     return linear
 

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_kit.linearized.internals import (
+    accepts_attention_functions,
+    attention_implementation,
+    sdpa_attention_forward,
+    sdpa_mask,
+)
 
 _NAME = "linformer_probe"
 _TOKENS = 4
@@ -76,7 +80,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
         (ours, "an encoder of transformers", advice),
         (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
-        (not model._can_set_attn_implementation(), _EXPECTED, ", which has its own"),
+        (not accepts_attention_functions(model), _EXPECTED, ", which has its own"),
         (model.device.type == "meta", "one with weights", " on the meta device"),
     ):
         if is_so:
@@ -98,7 +102,7 @@ def _short_input(model: PreTrainedModel) -> dict[str, Tensor]:
 @contextmanager
 def _probing(model: PreTrainedModel) -> Iterator[None]:
     """Run in evaluation mode with an attention function that records its calls; the model is restored afterwards."""
-    before, training = model.config._attn_implementation, [module for module in model.modules() if module.training]
+    before, training = attention_implementation(model), [module for module in model.modules() if module.training]
     model.eval()
     model.set_attn_implementation(_NAME)
     try:

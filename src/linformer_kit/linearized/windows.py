@@ -15,11 +15,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
-from transformers.models.bert.modeling_bert import eager_attention_forward
-from transformers.utils import output_capturing
 
+from linformer_kit.linearized.internals import (
+    attention_implementation,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_attention_forward,
+    is_recorded,
+    sdpa_attention_forward,
+    sdpa_mask,
+)
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_values, is_exporting
@@ -159,7 +164,7 @@ def window_attention(
 def use_exact_windows(model: PreTrainedModel) -> bool:
     """Switch a model from `sdpa` to exact windows, if it has layers with a window; whether it was switched."""
     has_windows = any(isinstance(getattr(module, "sliding_window", None), int) for module in model.modules())
-    if not has_windows or model.config._attn_implementation != "sdpa":
+    if not has_windows or attention_implementation(model) != "sdpa":
         return False
     model.set_attn_implementation(IMPLEMENTATION)
     return True
@@ -169,19 +174,6 @@ def scaled(query: Tensor, scaling: float | None) -> Tensor:
     """Queries whose scores with the scale 1/√head_dim are those with another one."""
     head_dim = query.shape[-1]
     return query if scaling in (None, head_dim**-0.5) else query * (scaling * head_dim**0.5)
-
-
-def is_recorded(arguments: dict[str, Any]) -> bool:
-    """Whether transformers records attention weights in this forward pass.
-
-    Most models pass `output_attentions` to their layers; all of them use the collector.
-    """
-    collector = output_capturing._active_collector
-    if arguments.get("output_attentions"):
-        return True
-    if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
-        return collector.compiling and "attentions" in (collector.get() or ())
-    return "attentions" in (collector.get() or ())
 
 
 def attend_pairs(

@@ -19,10 +19,12 @@ def write_json(results: dict[str, Any], path: Path) -> None:
     write_whole(path, numbers + "\n")
 
 
-def write_report(results: dict[str, Any], folder: Path, lines: list[str]) -> None:
-    """Write `metrics.json`, and the lines of Markdown as `metrics.md`."""
-    write_json(results, folder / "metrics.json")
-    write_whole(folder / "metrics.md", "\n".join(lines) + "\n")
+def write_report(results: dict[str, Any], folder: Path, lines: list[str], *, name: str = "metrics") -> str:
+    """Write results as JSON, and the lines of Markdown beside it, in files of this name; returns the Markdown."""
+    write_json(results, folder / f"{name}.json")
+    text = "\n".join(lines) + "\n"
+    write_whole(folder / f"{name}.md", text)
+    return text
 
 
 def _finite(value: Any) -> Any:

@@ -31,7 +31,7 @@ def write_finetune_report(results: dict[str, Any], mistakes: Sequence[dict[str, 
         f"{results['best_updates']:,} of {results['updates']:,}",
         f"{results['seconds']:,.0f}",
     ]
-    cut = [
+    truncated = [
         f"{lost['texts']:,} {side} texts lost {lost['tokens'] / lost['of_tokens']:.1%} of all tokens"
         for side, lost in (("training", texts["cut"]["train"]), ("validation", texts["cut"]["validation"]))
         if lost["texts"]
@@ -41,7 +41,7 @@ def write_finetune_report(results: dict[str, Any], mistakes: Sequence[dict[str, 
         "",
         f"{model['name']} ({model['type']}, {model['parameters']:,} parameters) on {texts['description']}.",
         "",
-        f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated.",
+        f"Truncated: {'; '.join(truncated)}." if truncated else "No text was truncated.",
         *mistake_table(mistakes),
         "",
         *class_table(results, texts["labels"]),

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as checked
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.environment import most_bytes
+from linformer_kit.environment import peak_memory
 from linformer_kit.files.folders import TRAINER_STATE
 from linformer_kit.files.manifest import read_json
 
@@ -179,7 +179,7 @@ class TrainingLog:
             values["grad_norm"] = grad_norm
         values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
         values["seconds_left"] = (self._updates - state.update) * state.seconds / state.update
-        if (memory := most_bytes(self._device)) is not None:
+        if (memory := peak_memory(self._device)) is not None:
             values["memory_mib"] = memory / 2**20
         state.losses.clear()
         self.add(values)

@@ -116,13 +116,17 @@ def test_other_models_rejected(tmp_path):
         load(tmp_path)
 
 
-def test_half_a_model_rejected(tmp_path):
+def test_weights_that_are_missing_broken_or_not_finite_are_rejected(tmp_path):
     model = source("BertModel", tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if "layer.1.output" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(
         InputError, match=r"expected weights that fit its config.json in .*, got none for encoder\.layer\.1\.output"
     ):
+        load(tmp_path)
+    nn.init.constant_(model.encoder.layer[1].output.dense.bias, torch.nan)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"got NaN or infinite ones in encoder\.layer\.1\.output\.dense\.bias"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors, got"):
@@ -174,11 +178,3 @@ def test_special_tokens_and_the_problem_are_carried(tmp_path):
     change_config(tmp_path, bos_token_id=100, eos_token_id=101)
     config = load(tmp_path, projected_dim=7).config
     assert (config.bos_token_id, config.eos_token_id, config.problem_type) == (100, None, "regression")
-
-
-def test_numbers_that_are_none_rejected(tmp_path):
-    theirs = source("BertModel", tmp_path)
-    nn.init.constant_(theirs.encoder.layer[1].output.dense.bias, torch.nan)
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"got NaN or infinite ones in encoder\.layer\.1\.output\.dense\.bias"):
-        load(tmp_path)

@@ -50,15 +50,22 @@ def test_gives_what_the_official_code_gives(sharing, old, tmp_path):
     assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-def test_a_head_of_its_own_matrix_stays_untied(tmp_path):
-    content = official.checkpoint("headwise")
-    content["model"]["encoder.lm_head.weight"] = torch.randn(official.VOCAB, official.WIDTH)
+@pytest.mark.parametrize("form", ["untied", "without head", "relu", "gelu_accurate", "gelu_fast"])
+def test_other_heads_and_activations(form, tmp_path):
+    """A head with its own matrix stays untied; a file without head is a base model."""
+    content, tokens, activation = official.checkpoint("headwise"), ids(29), {}
+    if form == "untied":
+        content["model"]["encoder.lm_head.weight"] = torch.randn(official.VOCAB, official.WIDTH)
+    elif form == "without head":
+        drop(content, "lm_head")
+    else:
+        content["args"].activation_fn = form
+        activation = {"activation": form}
     model = load_fairseq_checkpoint(saved(tmp_path, content))
-    assert not model.config.tie_word_embeddings
-    tokens = ids(29)
-    torch.testing.assert_close(
-        model(tokens).logits, official.masked_lm_logits(content["model"], tokens), rtol=1e-4, atol=1e-4
-    )
+    assert model.config.tie_word_embeddings == (form != "untied")
+    assert type(model) is (LinformerModel if form == "without head" else LinformerForMaskedLM)
+    expected = official.features if form == "without head" else official.masked_lm_logits
+    torch.testing.assert_close(model(tokens)[0], expected(content["model"], tokens, **activation), rtol=1e-4, atol=1e-4)
 
 
 def test_newer_files_and_files_that_say_less(tmp_path):
@@ -69,17 +76,6 @@ def test_newer_files_and_files_that_say_less(tmp_path):
     path = saved(tmp_path, content)
     with pytest.raises(InputError, match="KeyError: 'cfg'"):
         load_fairseq_checkpoint(path)
-
-
-def test_a_file_without_heads_is_a_base_model(tmp_path):
-    content = official.checkpoint("headwise")
-    content["model"] = {name: tensor for name, tensor in content["model"].items() if "lm_head" not in name}
-    model = load_fairseq_checkpoint(saved(tmp_path, content))
-    assert type(model) is LinformerModel
-    tokens = ids(29)
-    torch.testing.assert_close(
-        model(tokens).last_hidden_state, official.features(content["model"], tokens), rtol=1e-4, atol=1e-4
-    )
 
 
 class Harmful:
@@ -130,13 +126,3 @@ def test_files_that_are_no_checkpoint(content, tmp_path):
         load_fairseq_checkpoint(tmp_path / "broken.pt")
     with pytest.raises(InputError, match=r"none\.pt: expected a fairseq checkpoint .*No such file"):
         load_fairseq_checkpoint(tmp_path / "none.pt")
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu_accurate", "gelu_fast"])
-def test_activations(activation, tmp_path):
-    content = official.checkpoint("headwise")
-    content["args"].activation_fn = activation
-    model = load_fairseq_checkpoint(saved(tmp_path, content))
-    tokens = ids(29)
-    expected = official.masked_lm_logits(content["model"], tokens, activation)
-    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import ResizeMode, SlotSettings
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import Loaded, build_config, build_model, load_pretrained, resize
+from linformer_kit.interop.loading import Loaded, build_config, build_model, load_model, renamed_weights, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
@@ -41,7 +41,7 @@ _CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
     "Model": LinformerModel,
 }
 
-# Parts of their parameter names and ours, in the order of replacement; names that stay the same are omitted.
+# Parts of their names and ours, as for `renamed_weights`.
 _Names = tuple[tuple[str, str], ...]
 _ENCODER_NAMES: _Names = (
     ("embeddings.LayerNorm", "embeddings.layer_norm"),
@@ -136,7 +136,7 @@ def _full_attention(source: str, config: Any) -> Loaded:
     class_name = next(iter(config.architectures or []), "none")
     if class_name not in kinds:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
-    loaded = load_pretrained(source, None, ENCODER, config=config)
+    loaded = load_model(source, None, ENCODER, config=config, to_run=False)
     if config.model_type == LinformerConfig.model_type:
         if config.attention != "full":
             raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
@@ -157,15 +157,9 @@ def _full_attention(source: str, config: Any) -> Loaded:
         unused = [name for name in weights if name.startswith(("pooler.", "bert.pooler.", "cls.seq_relationship."))]
         left_out = left_out + unused
         weights = {name: tensor for name, tensor in weights.items() if name not in unused}
-    weights = {_renamed(name, names): tensor for name, tensor in weights.items()}
+    weights = renamed_weights(weights, names)
     kept = _kept_fields(config, offset) | {"attention": "full"}
     return build_model(_CLASSES[kind], build_config(source, kept), weights, source, left_out=left_out)
-
-
-def _renamed(name: str, names: _Names) -> str:
-    for theirs, ours in names:
-        name = name.replace(theirs, ours)
-    return name
 
 
 def _kept_fields(config: Any, offset: int) -> dict[str, Any]:

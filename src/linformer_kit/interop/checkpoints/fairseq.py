@@ -16,31 +16,28 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.interop.loading import Loaded, build_config, build_model
+from linformer_kit.interop.loading import Loaded, build_config, build_model, renamed_weights
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
 PADDING_INDEX = 1  # of every fairseq dictionary: positions begin after it
 _LINFORMER = "encoder.sentence_encoder."
 
-# Older weight names and current ones, as regular expressions.
-_OLD_NAMES = (
-    (r"^decoder\.", "encoder."),
-    (r"\.emb_layer_norm\.", ".layernorm_embedding."),
-    (r"\.layers\.\d+\.shared_compress_layer\.", ".compress_layer."),
-)
+# Parts of older names and current ones, and of current names and ours, as for `renamed_weights`.
+_OLD_NAMES = (("decoder.", "encoder."), (".emb_layer_norm.", ".layernorm_embedding."))
 # Weights that no model needs: versions; with layerwise sharing, the copies in each layer and an unused bias.
 _UNUSED = (r"\.version$", r"_float_tensor$", r"compress_(k|v|layer)\.bias$")
 _NAMES = (
-    (r"^encoder\.sentence_encoder\.embed_tokens\.", "linformer.embeddings.word_embeddings."),
-    (r"^encoder\.sentence_encoder\.embed_positions\.", "linformer.embeddings.position_embeddings."),
-    (r"^encoder\.sentence_encoder\.layernorm_embedding\.", "linformer.embeddings.layer_norm."),
-    (r"^encoder\.sentence_encoder\.compress_layer\.weight", "linformer.encoder.projection.key_projection"),
-    (r"\.self_attn\.compress_k\.weight", ".self_attn.projection.key_projection"),
-    (r"\.self_attn\.compress_v\.weight", ".self_attn.projection.value_projection"),
-    (r"^encoder\.sentence_encoder\.", "linformer.encoder."),
-    (r"^encoder\.lm_head\.(weight|bias)", r"lm_head.decoder.\1"),
-    (r"^encoder\.lm_head\.", "lm_head."),
+    ("encoder.sentence_encoder.", "linformer.encoder."),
+    ("linformer.encoder.embed_tokens.", "linformer.embeddings.word_embeddings."),
+    ("linformer.encoder.embed_positions.", "linformer.embeddings.position_embeddings."),
+    ("linformer.encoder.layernorm_embedding.", "linformer.embeddings.layer_norm."),
+    ("compress_layer.weight", "projection.key_projection"),
+    ("compress_k.weight", "projection.key_projection"),
+    ("compress_v.weight", "projection.value_projection"),
+    ("encoder.lm_head.weight", "lm_head.decoder.weight"),
+    ("encoder.lm_head.bias", "lm_head.decoder.bias"),
+    ("encoder.lm_head.", "lm_head."),
 )
 
 
@@ -69,7 +66,7 @@ def read_fairseq_checkpoint(source: str) -> Loaded:
         fields = _fields(weights, arguments)
     if fields.get("sharing") == "layerwise":
         weights = {name: tensor for name, tensor in weights.items() if ".self_attn.compress_" not in name}
-    renamed = {_substitute(name, _NAMES): tensor for name, tensor in weights.items()}
+    renamed = renamed_weights(weights, _NAMES)
     has_head = any(name.startswith("lm_head.") for name in renamed)
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
@@ -96,8 +93,8 @@ def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _current_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights under current names, without unneeded ones, with fused W_Q, W_K and W_V split."""
     current = {}
-    for name, tensor in weights.items():
-        name = _substitute(name, _OLD_NAMES)
+    for name, tensor in renamed_weights(weights, _OLD_NAMES).items():
+        name = re.sub(r"\.layers\.\d+\.shared_compress_layer\.", ".compress_layer.", name)
         if any(re.search(pattern, name) for pattern in _UNUSED):
             continue
         if fused := re.fullmatch(r"(.*\.self_attn\.)in_proj_(weight|bias)", name):
@@ -149,9 +146,3 @@ def _projection_fields(weights: dict[str, Tensor]) -> dict[str, Any]:
         "projected_dim": projected_dim,
         "max_position_embeddings": longest,
     }
-
-
-def _substitute(name: str, patterns: tuple[tuple[str, str], ...]) -> str:
-    for pattern, replacement in patterns:
-        name = re.sub(pattern, replacement, name)
-    return name

@@ -46,8 +46,8 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
             # That of a module without settings is empty, and repositories do not store it.
             if not (folder / place).is_dir() and not str(module.get("type")).endswith("Normalize"):
                 raise ValueError(f"got no {place}")
-            inside = [path for path in sorted((folder / place).rglob("*")) if path.is_file()] if place else []
-            files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
+            paths = [path for path in sorted((folder / place).rglob("*")) if path.is_file()] if place else []
+            files |= {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     for name in _SETTINGS:
         if (folder / name).is_file():
             content = read_json(folder / name)

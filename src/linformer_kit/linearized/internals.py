@@ -1,0 +1,70 @@
+"""Names of transformers that are not public, or in modules that may change: all that `linearized` uses.
+
+Tested with transformers 5.23. A new transformers is checked here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+# What a layer computes with `sdpa`.
+from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
+
+# What is visible in a mask that models ask for, and the mask that layers get with `sdpa`.
+from transformers.masking_utils import bidirectional_mask_function as bidirectional_mask_function
+from transformers.masking_utils import causal_mask_function as causal_mask_function
+from transformers.masking_utils import sdpa_mask as sdpa_mask
+from transformers.models.auto import modeling_auto
+
+# What a layer computes with `eager`; the same code is in most models.
+from transformers.models.bert.modeling_bert import eager_attention_forward as eager_attention_forward
+from transformers.utils import output_capturing
+
+
+def attention_implementation(model: PreTrainedModel | PreTrainedConfig) -> str | None:
+    """The name of the attention function of a model or configuration, which has only a public setter; None: not set."""
+    config: Any = getattr(model, "config", model)
+    return config._attn_implementation
+
+
+def accepts_attention_functions(model: PreTrainedModel) -> bool:
+    """Whether the source code of a model uses the attention interface."""
+    return model._can_set_attn_implementation()
+
+
+def set_output_attentions(config: PreTrainedConfig, value: bool) -> None:
+    """Set what the public property accepts for `eager` attention only."""
+    config._output_attentions = value
+
+
+def model_classes(config_class: type[PreTrainedConfig]) -> Iterator[tuple[Any, Any]]:
+    """Each Auto class that knows a configuration class, with the first model class that it has for it."""
+    auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
+    for _, auto_class in auto_classes:
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if mapping is not None and config_class in mapping:
+            classes = mapping[config_class]
+            yield auto_class, classes[0] if isinstance(classes, (list, tuple)) else classes
+
+
+def record_outputs(model: PreTrainedModel) -> None:
+    """Let a model whose class was changed record hidden states and attentions: constructors note it by class."""
+    output_capturing._CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+
+
+def is_recorded(arguments: Mapping[str, Any]) -> bool:
+    """Whether attention weights are recorded in this forward pass, from the arguments of an attention function.
+
+    Most models pass `output_attentions` to their layers; all of them use the collector.
+    """
+    collector = output_capturing._active_collector
+    if arguments.get("output_attentions"):
+        return True
+    if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
+        return collector.compiling and "attentions" in (collector.get() or ())
+    return "attentions" in (collector.get() or ())
