@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
-from transformers.models.bert.modeling_bert import eager_attention_forward
 from transformers.utils import output_capturing
 
 from linformer_kit.linearized.layers import check_weights
@@ -169,6 +168,8 @@ def attend_pairs(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """Full attention with its weights P."""
+    from transformers.models.bert.modeling_bert import eager_attention_forward  # costs a tenth of a second
+
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     if mask is not None and mask.dtype == torch.bool:  # True where visible
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
