@@ -101,7 +101,7 @@ def test_pieces_of_the_end_where_the_tokenizer_truncates_on_the_left(folder, tmp
 
 
 def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 6)
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", 6)
     monkeypatch.setattr(files, "_SECONDS", 0)
     options, output, groups = ["--chunk_tokens", SIZE], tmp_path / "vectors.npy", iter(range(9))
     embedded(folder, folder / "model", tmp_path / "whole.npy", *options)

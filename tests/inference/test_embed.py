@@ -76,7 +76,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 8)
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", 8)
     monkeypatch.setattr(files, "_SECONDS", 0)
     main(command(folder, tmp_path / "whole.npy"))
     original, calls = embedder.Embedder.embed, []
@@ -161,7 +161,7 @@ def test_it_saves_at_most_every_thirty_seconds_and_its_bar_moves_with_each_batch
     monkeypatch.setattr(batches.tqdm, "update", lambda bar, count=1: (shown.append(count), update(bar, count)))
     batch_by_batch(monkeypatch, lambda batch: now.__setitem__(0, now[0] + 11))
     main(command(folder, tmp_path / "vectors.npy"))
-    assert saved == [0, 0, 33, 66, 99, 132, 132]  # at the start, with the header, in time, and at the end
+    assert saved == [0, 33, 66, 99, 132, 132]  # at the start, in time, and at the end
     assert shown == [2] * 11 + [1, 0]
 
 

@@ -25,7 +25,7 @@ from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
 from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
-from linformer_kit.data.read import together
+from linformer_kit.data.read import text_groups
 from linformer_kit.data.tokenizer import (
     end_token_id,
     load_tokenizer,
@@ -160,7 +160,7 @@ def _token_stream(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> I
     """Yield the tokens of all texts in chunks, each text followed by the end token."""
     end = [end_token_id(tokenizer)]
     pairs = ((text, None) for text in texts)
-    for group in together(pairs, count=math.inf, characters=_TOKENISED_CHARACTERS):
+    for group in text_groups(pairs, count=math.inf, characters=_TOKENISED_CHARACTERS):
         # Not verbose: texts longer than the model's maximum length are expected here.
         batch = [text for text, _ in group]
         encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)

@@ -134,7 +134,7 @@ def read_inputs(
                 yield from ((text, None) for text in texts if keep_blank or text.strip())
 
 
-def together(texts: Iterable[Text], *, count: float, characters: int) -> Iterator[list[Text]]:
+def text_groups(texts: Iterable[Text], *, count: float, characters: int) -> Iterator[list[Text]]:
     """Groups of consecutive texts, each up to this count of texts or this number of characters."""
     group: list[Text] = []
     length = 0

@@ -74,12 +74,13 @@ def load_model(
     *,
     head: dict[str, Any] | None = None,
     config: PreTrainedConfig | None = None,
+    on_meta: bool = False,
 ) -> Loaded:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
 
     Layers with a sliding window run as exact windows, with the same outputs.
     """
-    loaded = load_pretrained(name, auto_class, kind, head=head, config=config)
+    loaded = load_pretrained(name, auto_class, kind, head=head, config=config, on_meta=on_meta)
     model = loaded.model
     if use_exact_windows(model):
         logger.info("%s: layers with a sliding window run in blocks, with the same outputs (exact_windows)", name)
@@ -136,6 +137,7 @@ def load_pretrained(
     *,
     head: dict[str, Any] | None = None,
     config: PreTrainedConfig | None = None,
+    on_meta: bool = False,
 ) -> Loaded:
     """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
@@ -146,6 +148,7 @@ def load_pretrained(
         head: Fields of the configuration for another head; a head that is missing, does not fit or has other
             `id2label` is newly initialised.
         config: The configuration, if `read_config` has read it already, with which it checks the folder.
+        on_meta: Load no values of weights, only check the files.
     """
     what = f"model: expected {kind}, got {name}"
     config = config or read_config(name, what)
@@ -170,6 +173,7 @@ def load_pretrained(
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             trust_remote_code=False,
+            device_map="meta" if on_meta else None,
         )
     if is_new_head:
         _start_head_anew(model, auto_class)
@@ -185,11 +189,17 @@ def load_pretrained(
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
+    if not on_meta:
+        check_finite_weights(model, name)
+    model.eval()
+    return loaded
+
+
+def check_finite_weights(model: nn.Module, name: str) -> None:
+    """Reject a model of a folder or hub id that has NaN or infinite weights."""
     for key, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
-    model.eval()
-    return loaded
 
 
 def _lost_weights(loaded: Loaded) -> list[str]:
