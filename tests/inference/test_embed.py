@@ -127,13 +127,19 @@ def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("options", "finished"), [([], 8), (["--pieces", "--max_length", "17"], 2), (["--chunk_tokens", "7"], 8)]
+    ("options", "group", "finished"),
+    [
+        ([], 23, 8),
+        (["--pieces", "--max_length", "17"], 23, 2),
+        (["--chunk_tokens", "7"], 23, 8),
+        (["--chunk_tokens", "7"], 6, 8),  # in the second group
+    ],
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_asked_to_stop_saves_its_batches(
-    folder, tmp_path, monkeypatch, capsys, options, finished, number, code
+    folder, tmp_path, monkeypatch, capsys, options, group, finished, number, code
 ):
-    """All texts are in one group."""
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", group)
     main(command(folder, tmp_path / "whole.npy", *options))
     output, handler = tmp_path / "vectors.npy", signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
