@@ -84,7 +84,7 @@ class TextModel(ABC):
         rows: Sequence[np.ndarray] = (),
         save: Callable[[list[np.ndarray], int], None] = lambda rows, done: None,
     ) -> Iterator[list[Text]]:
-        """Groups of consecutive texts to process together; a progress bar counts texts after each batch of a group.
+        """Groups of consecutive texts, as `in_groups`; a progress bar counts texts after each batch of a group.
 
         Args:
             texts: The texts that are left.
