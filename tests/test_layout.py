@@ -37,6 +37,10 @@ LAYERS = (
 MODEL = LAYERS[LAYERS.index("linearized") : LAYERS.index("operator") + 1]
 PURE_TORCH = ("operator",)
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
+OF_EXTRAS = {
+    *("accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "pandas", "peft", "pyarrow"),
+    *("scipy", "sentence_transformers", "sklearn", "tensorboard"),
+}
 
 
 FILES = {
@@ -146,6 +150,47 @@ def test_help_is_light():
     code = "from linformer_cli.cli import main\nfor command in ([], ['pretrain'], ['predict'], ['spectrum']):\n"
     code += "    try: main([*command, '--help'])\n    except SystemExit: pass"
     assert not loaded_after(code) & HEAVY
+
+
+@pytest.mark.e2e
+def test_the_library_is_light():
+    """No package of an extra is imported, beside those that the base class of its models imports where it finds them."""
+    added = loaded_after("import linformer_kit") - loaded_after("from transformers import PreTrainedModel")
+    assert "linformer_kit" in added and not added & OF_EXTRAS
+
+
+WITHOUT_EXTRAS = """
+import sys
+sys.modules |= dict.fromkeys(sys.argv[1:])  # as if they were not installed
+import torch
+import linformer_kit as lk
+from linformer_cli.cli import main
+from transformers import AutoModel, BertConfig, BertModel
+
+x = torch.zeros(1, 7, 6)
+print(*lk.LinformerAttention(6, 2, max_seq_len=7, projected_dim=3)(x, x, x)[0].shape)
+sizes = dict(hidden_size=6, num_attention_heads=2, intermediate_size=5, num_hidden_layers=1, vocab_size=11)
+encoder = BertModel(BertConfig(**sizes))
+print(type(AutoModel.from_config(lk.LinformerConfig(**sizes))).__name__)
+try:
+    lk.linearize(encoder, adapter="all-MiniLM-L6-v2-4096")
+except lk.InputError as error:
+    print(error)
+print(type(lk.linearize(encoder, 3)).__name__)
+main(["predict", "model", "texts.txt"])
+"""
+
+
+@pytest.mark.e2e
+def test_what_a_missing_extra_takes_away_is_said_in_one_line():
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, *OF_EXTRAS]
+    result = subprocess.run(command, capture_output=True, text=True)
+    expected = "expected the package {} (pip install 'linformer-kit[{}]'), got none"
+    lines = ["1 7 6", "LinformerModel", expected.format("peft", "adapters"), "LinearBertModel"]
+    assert result.stdout.splitlines() == lines, result.stderr
+    assert result.stderr.startswith("linformer: error: expected the package ")
+    assert result.stderr.endswith(" (pip install 'linformer-kit[commands]'), got none\n")
+    assert result.returncode == 2
 
 
 def test_shapes_in_the_signatures_are_checked():

@@ -130,6 +130,22 @@ def input_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def of_extra(name: str) -> Iterator[None]:
+    """Import packages that an extra of this package installs.
+
+    Raises:
+        InputError: One is not installed; the message names the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package.startswith("linformer_"):
+            raise
+        raise InputError(f"expected the package {package} (pip install 'linformer-kit[{name}]'), got none") from None
+
+
+@contextmanager
 def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
     """Add the path to an `OSError` without a file name, such as that of a full disk."""
     try:

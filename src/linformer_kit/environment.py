@@ -49,8 +49,8 @@ def status_bytes(name: str) -> int | None:
     return int(size[1]) * 1024 if size else None
 
 
-def device_of(name: str | None) -> torch.device:
-    """The device of that name, with its index; None: the accelerator if there is one, else the CPU.
+def device_of(name: str | torch.device | None) -> torch.device:
+    """The device with its index; None: the accelerator if there is one, else the CPU.
 
     Raises:
         InputError: if it is not available.

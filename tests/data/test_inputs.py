@@ -53,7 +53,7 @@ def tokenised(texts, tokenizer, *, labels=NAMES, longest=LONGEST):
 
 @pytest.mark.parametrize(("pairs", "multi_label"), [(False, True), (True, False)])
 def test_items_are_what_the_tokenizer_gives(with_types, monkeypatch, pairs, multi_label):
-    monkeypatch.setattr(data_tokenizer, "_TOGETHER", 3)
+    monkeypatch.setattr(data_tokenizer, "_BATCH_SIZE", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)
     labels = dataclasses.replace(NAMES, multi_label=multi_label)
     items = tokenised(texts, with_types, labels=labels)
@@ -76,7 +76,7 @@ def test_what_texts_lose_is_counted(tokenizer, caplog):
     cut = {"texts": len(lost), "tokens": sum(lost), "of_tokens": sum(whole)}
     assert len(lost) > 2
     with caplog.at_level(logging.INFO):
-        assert tokenised(texts, tokenizer).cut == cut
+        assert tokenised(texts, tokenizer).truncated == cut
     said = (
         f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
     )

@@ -71,6 +71,9 @@ def test_classes_of_the_hub_have_the_names_of_the_data_set(tmp_path):
         load_measured(asked, Columns("text"))
 
 
+TWICE = "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -80,24 +83,15 @@ def test_classes_of_the_hub_have_the_names_of_the_data_set(tmp_path):
             {"dataset_name": "x", "validation_file": ["y"]},
             "validation_file: expected none with dataset_name, got ['y']",
         ),
+        ({"train_file": ["t.csv"], "text_column": "label"}, TWICE),
+        ({"train_file": ["t.csv"]}, "train_file t.csv: expected texts, got none"),
     ],
 )
-def test_settings_that_contradict_each_other(fields, message):
+def test_settings_and_files_that_cannot_be_used(tmp_path, monkeypatch, fields, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "t.csv", "text,label\n")
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         load_labelled(settings(**fields))
-
-
-def test_one_column_for_texts_and_classes(tmp_path):
-    path = write(tmp_path / "t.csv", "text,label\na,b\n")
-    message = "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        load_labelled(settings(train_file=[path], text_column="label"))
-
-
-def test_a_table_without_rows(tmp_path):
-    path = write(tmp_path / "t.csv", "text,label\n")
-    with pytest.raises(InputError, match=f"^train_file {re.escape(path)}: expected texts, got none$"):
-        load_labelled(settings(train_file=[path]))
 
 
 def test_texts_in_both_parts_give_a_warning_and_an_unknown_class_an_error(tmp_path, caplog):

@@ -70,16 +70,16 @@ def test_hidden_tokens(documents, encoder):
 
 
 def test_each_pass_has_one_length():
-    keys = passage_keys(103, longest=512, together=5, seed=3, epoch=0)
-    assert len(keys) == 100 and keys == passage_keys(103, longest=512, together=5, seed=3, epoch=0)
+    keys = passage_keys(103, longest=512, batch_size=5, seed=3, epoch=0)
+    assert len(keys) == 100 and keys == passage_keys(103, longest=512, batch_size=5, seed=3, epoch=0)
     passes = [keys[start : start + 5] for start in range(0, 100, 5)]
     assert all(len({tokens for _, _, tokens in one}) == 1 for one in passes)
     lengths = [one[0][2] for one in passes]
     assert len({index for _, index, _ in keys}) == 100 and 512 in lengths and min(lengths) < 512
-    later = passage_keys(103, longest=512, together=5, seed=3, epoch=1)
+    later = passage_keys(103, longest=512, batch_size=5, seed=3, epoch=1)
     assert [epoch for epoch, _, _ in later] == [1] * 100
     assert [index for _, index, _ in later] != [index for _, index, _ in keys]
-    assert passage_keys(103, longest=512, together=5, seed=4, epoch=0) != keys
+    assert passage_keys(103, longest=512, batch_size=5, seed=4, epoch=0) != keys
 
 
 def test_sentences_keep_their_white_space():

@@ -12,8 +12,6 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from linformer_cli.cli import main
-from linformer_kit.inference import batches, embed, files
-from linformer_kit.inference.embed import embed_chunks
 from tests.conftest import fail
 from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
@@ -98,26 +96,6 @@ def test_pieces_of_the_end_where_the_tokenizer_truncates_on_the_left(folder, tmp
     assert [(piece["start"], piece["end"]) for piece in (pieces[number] for number in numbers)] == [
         (offsets[start][0], offsets[stop - 1][1]) for start, stop in ((0, 7), (7, 14), (14, 15))
     ]
-
-
-def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 6)
-    monkeypatch.setattr(files, "_SECONDS", 0)
-    options, output, groups = ["--chunk_tokens", SIZE], tmp_path / "vectors.npy", iter(range(9))
-    embedded(folder, folder / "model", tmp_path / "whole.npy", *options)
-
-    def interrupted(*arguments):
-        if next(groups) == 2:
-            raise KeyboardInterrupt
-        return embed_chunks(*arguments)
-
-    monkeypatch.setattr(embed, "embed_chunks", interrupted)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        embedded(folder, folder / "model", output, *options)
-    assert json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 12 and not output.exists()
-    embedded(folder, folder / "model", output, *options, "--resume")
-    for end in ("", ".pieces.jsonl"):
-        assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
 
 
 def test_the_mean_of_pieces(folder, tmp_path):

@@ -76,7 +76,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 8)
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", 8)
     monkeypatch.setattr(files, "_SECONDS", 0)
     main(command(folder, tmp_path / "whole.npy"))
     original, calls = embedder.Embedder.embed, []
@@ -127,13 +127,19 @@ def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("options", "finished"), [([], 8), (["--pieces", "--max_length", "17"], 2), (["--chunk_tokens", "7"], 8)]
+    ("options", "group", "finished"),
+    [
+        ([], 23, 8),
+        (["--pieces", "--max_length", "17"], 23, 2),
+        (["--chunk_tokens", "7"], 23, 8),
+        (["--chunk_tokens", "7"], 6, 8),  # in the second group
+    ],
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_asked_to_stop_saves_its_batches(
-    folder, tmp_path, monkeypatch, capsys, options, finished, number, code
+    folder, tmp_path, monkeypatch, capsys, options, group, finished, number, code
 ):
-    """All texts are in one group."""
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", group)
     main(command(folder, tmp_path / "whole.npy", *options))
     output, handler = tmp_path / "vectors.npy", signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
@@ -161,7 +167,7 @@ def test_it_saves_at_most_every_thirty_seconds_and_its_bar_moves_with_each_batch
     monkeypatch.setattr(batches.tqdm, "update", lambda bar, count=1: (shown.append(count), update(bar, count)))
     batch_by_batch(monkeypatch, lambda batch: now.__setitem__(0, now[0] + 11))
     main(command(folder, tmp_path / "vectors.npy"))
-    assert saved == [0, 0, 33, 66, 99, 132, 132]  # at the start, with the header, in time, and at the end
+    assert saved == [0, 33, 66, 99, 132, 132]  # at the start, in time, and at the end
     assert shown == [2] * 11 + [1, 0]
 
 

@@ -86,7 +86,7 @@ def test_a_table_comes_through_a_pipe(model, texts, tmp_path, capsys):
 
 def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys):
     """After the last group that was recorded, with the same texts in each batch, so that the last digits agree."""
-    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 7)
+    monkeypatch.setattr(batches, "_GROUP_TEXTS", 7)
     monkeypatch.setattr(files, "_SECONDS", 0)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     main(["predict", str(model), str(texts), "--output", str(whole)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from tqdm import tqdm
 from linformer_cli.errors import InputError
 from linformer_cli.settings import CachedTextSettings, CorpusSettings
 from linformer_kit.data.files import TextFiles, cache_folder, cached_dataset, content_hash, text_files
-from linformer_kit.data.read import check_columns, load_hub, read_documents
+from linformer_kit.data.read import check_columns, load_hub, read_documents, text_groups
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
-_TOGETHER = 64  # documents in a batch
+_BATCH_SIZE = 64  # documents
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
 
 def texts_of(documents: Dataset) -> Iterator[str]:
     """The texts of documents in memory or on disk, read in batches."""
-    return (text for batch in documents.iter(batch_size=_TOGETHER) for text in batch["text"])
+    return (text for batch in documents.iter(batch_size=_BATCH_SIZE) for text in batch["text"])
 
 
 def split(
@@ -103,11 +102,13 @@ def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | Non
     if "train" not in splits:
         raise InputError(f"dataset_name {name}: expected a split 'train', got {', '.join(map(repr, splits))}")
     column = settings.text_column
-    train = _text_rows(splits["train"], column, source=f"dataset_name {name}")
-    validation = None
-    if "validation" in splits:
-        validation = _text_rows(splits["validation"], column, source=f"dataset_name {name} validation")
-    return train, validation, [name, settings.dataset_config_name, column, train._fingerprint]
+    sides = {
+        side: _text_rows(splits[side], column, source=f"dataset_name {name} {side}")
+        for side in ("train", "validation")
+        if side in splits
+    }
+    train = sides["train"]
+    return train, sides.get("validation"), [name, settings.dataset_config_name, column, train._fingerprint]
 
 
 def _text_rows(rows: Dataset, column: str, *, source: str) -> Dataset:
@@ -143,6 +144,5 @@ def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, s
 def _batches(files: TextFiles) -> Iterator[pyarrow.RecordBatch]:
     """All documents of files, in batches."""
     documents = read_documents(files.paths, document=files.document, column=files.column)
-    rest = iter(tqdm(documents, desc="Reading", unit=" documents", delay=2))
-    for batch in iter(lambda: list(islice(rest, _TOGETHER)), []):
+    for batch in text_groups(tqdm(documents, desc="Reading", unit=" documents", delay=2), count=_BATCH_SIZE):
         yield pyarrow.record_batch({"text": batch}, _SCHEMA)

@@ -31,7 +31,7 @@ class LabelledItems(Dataset[Item]):
     windows: list[dict[str, Int[np.ndarray, " tokens"]]]  # int32: 4 bytes for a token
     labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
     # Number of truncated `texts`, of their removed `tokens`, and of all tokens before truncation (`of_tokens`).
-    cut: dict[str, int]
+    truncated: dict[str, int]
 
     @property
     def lengths(self) -> Int[np.ndarray, " texts"]:
@@ -50,7 +50,7 @@ class LabelledItems(Dataset[Item]):
 
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
         """A selection of the items, in a given order."""
-        return LabelledItems([self.windows[index] for index in order], self.labels[order], self.cut)
+        return LabelledItems([self.windows[index] for index in order], self.labels[order], self.truncated)
 
 
 def grouped_by_length(
@@ -87,16 +87,16 @@ def labelled_inputs(
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
-    cut = {"texts": 0, "tokens": 0, "of_tokens": 0}
+    truncated = {"texts": 0, "tokens": 0, "of_tokens": 0}
     encoded = encoder([(example.text, example.text_pair) for example in examples])
     for text in tqdm(encoded, f"Tokenising {name} texts", len(examples), delay=2):
         windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
-        cut["texts"] += text.lost > 0
-        cut["tokens"] += text.lost
-        cut["of_tokens"] += text.tokens
-    if cut["texts"]:
+        truncated["texts"] += text.lost > 0
+        truncated["tokens"] += text.lost
+        truncated["of_tokens"] += text.tokens
+    if truncated["texts"]:
         logger.info(
-            f"{name}: {cut['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens and lose "
-            f"{cut['tokens']:,} of all {cut['of_tokens']:,} tokens"
+            f"{name}: {truncated['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens "
+            f"and lose {truncated['tokens']:,} of all {truncated['of_tokens']:,} tokens"
         )
-    return LabelledItems(windows, np.array(targets), cut)
+    return LabelledItems(windows, np.array(targets), truncated)

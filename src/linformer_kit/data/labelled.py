@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ACCURACY, MACRO_F1, MICRO_F1 = "accuracy", "macro_f1", "micro_f1"
 
 _SHOWN = 10  # maximum number of classes that an error lists
-_MOST_DIFFERENT = 0.75  # share of rows with another value up to which values are taken for classes
+_MAX_DIFFERENT = 0.75  # ratio of different values to all, up to which they are taken for classes
 _INTEGER = re.compile(r"(0|-?[1-9]\d{,17})(\.0+)?", re.ASCII)  # with more digits it is a name
 _FRACTION = re.compile(r"[-+]?(\d*[.,]\d+(e[-+]?\d+)?|\d+e-\d+)", re.ASCII | re.IGNORECASE)
 _FLAGS = {"-1", "0", "1", "False", "True"}
@@ -123,20 +123,17 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
     Raises:
         InputError: for texts that all have the same classes, or nearly all another one.
     """
-    values, uses = (
-        {value for example in examples for value in example.values},
-        sum(len(each.values) for each in examples),
-    )
-    names = sorted(values, key=int) if all(map(_INTEGER.fullmatch, values)) else sorted(values)
-    if len(names) > max(_SHOWN, uses * _MOST_DIFFERENT):
+    count = Counter(value for example in examples for value in example.values)
+    names = sorted(count, key=int if all(map(_INTEGER.fullmatch, count)) else None)
+    if len(names) > max(_SHOWN, sum(count.values()) * _MAX_DIFFERENT):
         got = f"{len(names)} different values in {len(examples)} rows"
         raise InputError(f"label_column {column!r}: expected classes, got {got}")
     if len({frozenset(example.values) for example in examples}) < 2:
         got = f"only {listed_classes(names)}" if names else "none"
         raise InputError(f"label_column {column!r}: expected two or more classes, got {got} in {len(examples)} rows")
     parts = {name: [part.strip() for part in re.split("[|;,]", name)] for name in names}
-    count = Counter(part for each in parts.values() for part in each)
-    if joined := [name for name, each in parts.items() if len(each) > 1 and all(count[part] > 1 for part in each)]:
+    uses = Counter(part for each in parts.values() for part in each)
+    if joined := [name for name, each in parts.items() if len(each) > 1 and all(uses[part] > 1 for part in each)]:
         advice = "if a text may have several classes, give lists in JSON Lines or Parquet"
         logger.warning(f"label_column {column!r}: {listed_classes(joined)} are taken for one class each; {advice}")
     return Labels(tuple(names), multi_label=examples[0].multi_label)
@@ -151,9 +148,9 @@ def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
     text, text_pair = columns.texts(source, row)
     value = row[columns.label]
     if isinstance(value, str) and _PRINTED_LIST.fullmatch(value.strip()):
+        got = f"{value.strip()[:40]!r}, a list as text"
         raise InputError(
-            f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, or a list in "
-            "JSON Lines or Parquet"
+            f"{source}: {columns.label!r} is {got}; expected one class, or a list in JSON Lines or Parquet"
         )
     multi_label = isinstance(value, list)
     values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
@@ -163,10 +160,8 @@ def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
 
 
 def _one_hot(source: str, value: list[Any], column: str) -> InputError:
-    return InputError(
-        f"{source}: {column!r} is {value!r:.40}, as if a 0 or 1 stood for each class; expected the names or "
-        "numbers of the text's classes"
-    )
+    got = f"{value!r:.40}, as if a 0 or 1 stood for each class"
+    return InputError(f"{source}: {column!r} is {got}; expected the names or numbers of the text's classes")
 
 
 def _class(value: Any, source: str, column: str) -> str:
@@ -263,16 +258,12 @@ def columns_of(settings: LabelledSettings, defaults: Columns) -> Columns:
     Raises:
         InputError: for a column that is named twice.
     """
-    columns: dict[str, Any] = {
-        "text": settings.text_column,
-        "text_pair": settings.text_pair_column,
-        "label": settings.label_column,
-    }
-    given = replace(defaults, **{name: each for name, each in columns.items() if each is not None})
-    used = list(given.names().values())
+    given = {name: getattr(settings, f"{name}_column") for name in ("text", "text_pair", "label")}
+    columns = replace(defaults, **{name: column for name, column in given.items() if column is not None})
+    used = list(columns.names().values())
     if len(set(used)) < len(used):
         raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {used}")
-    return given
+    return columns
 
 
 def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Example]:

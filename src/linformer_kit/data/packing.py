@@ -7,7 +7,6 @@ chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chu
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -25,7 +24,7 @@ from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
 from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
-from linformer_kit.data.read import together
+from linformer_kit.data.read import text_groups
 from linformer_kit.data.tokenizer import (
     end_token_id,
     load_tokenizer,
@@ -66,23 +65,17 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
         tokenizer = _trained_tokenizer(settings, corpus)
     masks = BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
 
-    def packed(documents: Dataset, side: str) -> Dataset:
-        return pack(
-            documents,
-            tokenizer,
-            seq_len=seq_len,
-            cache=cache_folder(settings.cache_dir) / "blocks",
-            key=f"{side} {corpus.fingerprint}",
-            description=f"{side} text",
-        )
+    cache = cache_folder(settings.cache_dir) / "blocks"
 
-    train = MaskedBlocks(packed(corpus.train, "training"), masks)
-    validation = MaskedBlocks(packed(corpus.validation, "validation"), masks)
+    def blocks_of(documents: Dataset, side: str) -> MaskedBlocks:
+        key, description = f"{side} {corpus.fingerprint}", f"{side} text"
+        packed = pack(documents, tokenizer, seq_len=seq_len, cache=cache, key=key, description=description)
+        return MaskedBlocks(packed, masks)
+
+    train, validation = blocks_of(corpus.train, "training"), blocks_of(corpus.validation, "validation")
     if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
-        raise InputError(
-            f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
-            f"got {settings.mlm_probability}"
-        )
+        expected = f"enough to mask any of {len(validation)} validation sequences"
+        raise InputError(f"mlm_probability: expected {expected}, got {settings.mlm_probability}")
     return MaskedText(corpus, tokenizer, train, validation)
 
 
@@ -102,13 +95,7 @@ def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrained
 
 
 def pack(
-    documents: Dataset,
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    seq_len: int,
-    cache: Path,
-    key: str,
-    description: str,
+    documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, seq_len: int, cache: Path, key: str, description: str
 ) -> Dataset:
     """Tokenise documents and cut them into blocks, or read the blocks back from the cache.
 
@@ -136,10 +123,8 @@ def pack(
             ids = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)
             yield pyarrow.record_batch([ids], schema)
         if count == 0:
-            raise InputError(
-                f"{description}: expected at least {seq_len - 1} tokens for one sequence of max_position_embeddings "
-                f"{seq_len}, got fewer"
-            )
+            expected = f"at least {seq_len - 1} tokens for one sequence of max_position_embeddings {seq_len}"
+            raise InputError(f"{description}: expected {expected}, got fewer")
 
     name = content_hash([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
     return cached_dataset(cache / f"{name}.arrow", schema, batches)
@@ -147,21 +132,12 @@ def pack(
 
 def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
     """Pack texts and yield blocks in groups, int32 `[blocks, seq_len]`."""
-    width = seq_len - 1
+    width, end = seq_len - 1, end_token_id(tokenizer)
     rest = np.empty(0, dtype=np.int32)
-    for tokens in _token_stream(texts, tokenizer):
-        stream = np.concatenate([rest, tokens])
+    for group in text_groups(texts, characters=_TOKENISED_CHARACTERS):
+        # Not verbose: texts longer than the model's maximum length are expected here.
+        encoded = tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        stream = np.concatenate([rest, *(np.array([*ids, end], dtype=np.int32) for ids in encoded["input_ids"])])
         count = len(stream) // width
         pieces, rest = stream[: count * width].reshape(count, width), stream[count * width :]
         yield np.insert(pieces, 0, start_token_id(tokenizer), axis=1)
-
-
-def _token_stream(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
-    """Yield the tokens of all texts in chunks, each text followed by the end token."""
-    end = [end_token_id(tokenizer)]
-    pairs = ((text, None) for text in texts)
-    for group in together(pairs, count=math.inf, characters=_TOKENISED_CHARACTERS):
-        # Not verbose: texts longer than the model's maximum length are expected here.
-        batch = [text for text, _ in group]
-        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        yield np.concatenate([np.array(ids + end, dtype=np.int32) for ids in encoded["input_ids"]])

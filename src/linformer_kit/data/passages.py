@@ -26,7 +26,7 @@ from linformer_kit.data.tokenizer import Encoder, Window
 _SHORTEST = 8  # tokens of the shortest passages
 _FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
-_MOST_CHARACTERS = 10  # upper estimate of the characters per token
+_MAX_CHARACTERS = 10  # upper estimate of the characters per token
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 
 Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
@@ -154,7 +154,7 @@ class Passages(Texts):
             random = np.random.default_rng([self._seed, epoch, index])
             text = _sentences(text[start : start + self._step], tokens, random)
         else:
-            text = text[start : start + tokens * _MOST_CHARACTERS]
+            text = text[start : start + tokens * _MAX_CHARACTERS]
         return next(Encoder(self._encoder.tokenizer, tokens)([(text, None)])).window
 
 
@@ -175,7 +175,7 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
     return taken.strip()
 
 
-def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: int) -> list[Key]:
+def passage_keys(inputs: int, *, longest: int, batch_size: int, seed: int, epoch: int) -> list[Key]:
     """Random order of keys in which all inputs of one forward pass, over all processes, have the same length.
 
     About half of the passes have full length. The other lengths are log-uniform, so that a model also sees single
@@ -184,14 +184,14 @@ def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: 
     Args:
         inputs: Number of inputs.
         longest: n, the maximum length in tokens.
-        together: Inputs of one forward pass over all processes.
+        batch_size: Inputs of one forward pass over all processes.
         seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])
-    whole = inputs // together * together
+    whole = inputs // batch_size * batch_size
     order = random.permutation(inputs)[:whole]
-    lengths = _drawn_lengths(whole // together, longest, random)
-    return [(epoch, int(index), int(lengths[number // together])) for number, index in enumerate(order)]
+    lengths = _drawn_lengths(whole // batch_size, longest, random)
+    return [(epoch, int(index), int(lengths[number // batch_size])) for number, index in enumerate(order)]
 
 
 def _drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import pyarrow
 import pyarrow.parquet
@@ -39,6 +40,7 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
 Text = tuple[str, str | None]  # a text, and the second text of a pair
+T = TypeVar("T", str, Text)
 
 _PARQUET_ROWS = 256
 _SEPARATORS = ",;\t|"
@@ -134,13 +136,13 @@ def read_inputs(
                 yield from ((text, None) for text in texts if keep_blank or text.strip())
 
 
-def together(texts: Iterable[Text], *, count: float, characters: int) -> Iterator[list[Text]]:
-    """Groups of consecutive texts, each up to this count of texts or this number of characters."""
-    group: list[Text] = []
+def text_groups(texts: Iterable[T], *, count: float = math.inf, characters: float = math.inf) -> Iterator[list[T]]:
+    """Groups of consecutive texts or pairs, each up to this count of them or this number of characters."""
+    group: list[T] = []
     length = 0
     for text in texts:
         group.append(text)
-        length += len(text[0]) + len(text[1] or "")
+        length += sum(map(len, filter(None, (text,) if isinstance(text, str) else text)))
         if len(group) >= count or length >= characters:
             yield group
             group, length = [], 0
@@ -176,9 +178,8 @@ def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str]) -
     for number, row in enumerate(rows, start=1):
         for column, feature in classes.items():
             value = row[column]
-            if isinstance(value, int) and value < 0:  # a test split without published classes
-                value = None
-            row[column] = value if value is None else feature.int2str(value)
+            unpublished = isinstance(value, int) and value < 0  # in test splits
+            row[column] = None if value is None or unpublished else feature.int2str(value)
         yield f"{name} {split} row {number}", row
 
 

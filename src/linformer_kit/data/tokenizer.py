@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.files import content_hash
-from linformer_kit.data.read import Text
+from linformer_kit.data.read import Text, text_groups
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
@@ -25,7 +25,7 @@ _MASK = AddedToken("<mask>", lstrip=True, special=True)
 # In the order of RoBERTa's ids.
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
-_TOGETHER = 256  # texts in one call of a tokenizer
+_BATCH_SIZE = 256  # texts in one call of a tokenizer
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -97,8 +97,8 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
         "end (eos or sep)": end_token_id(tokenizer),
     }
     if missing := [role for role, token in ids.items() if token is None]:
-        expected, got = ", ".join(ids), " and no ".join(missing)
-        raise InputError(f"tokenizer {name_or_path}: expected tokens for {expected}; got no {got}")
+        got = " and no ".join(missing)
+        raise InputError(f"tokenizer {name_or_path}: expected tokens for {', '.join(ids)}; got no {got}")
     if "token_type_ids" in tokenizer.model_input_names:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         # As an argument, since `save_pretrained` keeps those.
@@ -176,7 +176,7 @@ class Encoder:
         """
         if texts and texts[0][1] is not None:
             self._check_room(pair=True)
-        for group in (texts[start : start + _TOGETHER] for start in range(0, len(texts), _TOGETHER)):
+        for group in text_groups(texts, count=_BATCH_SIZE):
             for text, whole in zip(group, self._windows(group), strict=True):
                 window, tokens = whole, len(whole["input_ids"])
                 if tokens > self.max_length:

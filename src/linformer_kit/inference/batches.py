@@ -13,14 +13,14 @@ from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.data.read import Text, together
+from linformer_kit.data.read import Text, text_groups
 from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import device_of, use_bf16
 from linformer_kit.interop.loading import input_length
 
 # Texts are read, sorted by length and recorded as done up to this number of texts or characters at a time.
-_TEXTS_TOGETHER = 1024
-_CHARACTERS_TOGETHER = 1 << 22
+_GROUP_TEXTS = 1024
+_GROUP_CHARACTERS = 1 << 22
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
 _SHORT, _LONG = "a", "a " * 20
@@ -37,7 +37,7 @@ class TextModel(ABC):
         max_length: Tokens at which texts are truncated; None: the longest input of model and tokenizer.
         batch_size: Texts per forward pass.
         bf16: Mixed precision with bfloat16 (true, false, auto); none with half-precision weights.
-        device: Name of the device; None: the accelerator if there is one.
+        device: The device; None: the accelerator if there is one.
 
     Attributes:
         prompt: What precedes each text.
@@ -53,7 +53,7 @@ class TextModel(ABC):
         max_length: int | None,
         batch_size: int,
         bf16: str,
-        device: str | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         self.device = device_of(device)
         self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
@@ -84,15 +84,15 @@ class TextModel(ABC):
         rows: Sequence[np.ndarray] = (),
         save: Callable[[list[np.ndarray], int], None] = lambda rows, done: None,
     ) -> Iterator[list[Text]]:
-        """Groups of consecutive texts to process together; a progress bar counts texts after each batch of a group.
+        """Groups of consecutive texts, as `in_groups`; a progress bar counts texts after each batch of a group.
 
         Args:
             texts: The texts that are left.
             total: Number of all texts.
             done: Number of texts before them.
-            rows: What `save` got for the first group before it was interrupted; its windows are not run again.
-            save: Called after each batch with the rows of the windows of this group that are done, and the number of
-                texts that are.
+            rows: What `save` got last for the first group, in an interrupted run; these windows are not run again.
+            save: Called after each batch, with the rows of all windows of this group that are done, and the number of
+                texts that are done.
         """
         with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
 
@@ -149,8 +149,8 @@ def by_length(windows: Sequence[Window]) -> list[int]:
 
 
 def in_groups(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Groups of consecutive texts to process together."""
-    return together(texts, count=_TEXTS_TOGETHER, characters=_CHARACTERS_TOGETHER)
+    """Groups of consecutive texts; each is sorted by length, and recorded as done, as a whole."""
+    return text_groups(texts, count=_GROUP_TEXTS, characters=_GROUP_CHARACTERS)
 
 
 def check_finite(outputs: np.ndarray) -> None:

@@ -60,22 +60,24 @@ def main(settings: EmbedSettings) -> None:
         **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
     }
 
-    def rows(group: list[Text], _: int) -> bytes:
-        texts = [text for text, _ in group]
-        if size is None:
-            return _bytes(embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts))
-        return _bytes(embed_chunks(embedder, texts, size))
-
-    def header() -> bytes:
+    def start() -> bytes:
         pieces.unlink(missing_ok=True)  # of an output that is overwritten
         return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
 
-    written.write(embedder, identity, read(), total, rows, header)
+    def rows(group: list[Text], done: int) -> bytes:
+        texts = [text for text, _ in group]
+        if size is not None:
+            vectors = embed_chunks(embedder, texts, size)
+        else:
+            vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
+        return (b"" if done else start()) + vectors.astype(_NUMBER).tobytes()
+
+    written.write(embedder, identity, read(), total, rows)
     number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
     print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
-    if embedder.cut:
-        cut = f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated"
-        print(f"{cut}; --pieces reads whole texts", file=sys.stderr)
+    if embedder.truncated:
+        longer = f"{embedder.truncated:,} texts of more than {embedder.limit:,} tokens were truncated"
+        print(f"{longer}; --pieces reads whole texts", file=sys.stderr)
 
 
 def _load(settings: EmbedSettings) -> Embedder:
@@ -98,10 +100,6 @@ def _header(rows: int, width: int) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": (rows, width)})
     return header.getvalue()
-
-
-def _bytes(vectors: np.ndarray) -> bytes:
-    return vectors.astype(_NUMBER).tobytes()
 
 
 class Tokens(NamedTuple):
@@ -198,7 +196,7 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
     encoder, *others = embedder.sentences
     tokens = list(tokenise(embedder, texts))
     windows = [each.window(each.start) for each in tokens]
-    embedder.cut += sum(len(each.text) > each.room for each in tokens)
+    embedder.truncated += sum(len(each.text) > each.room for each in tokens)
 
     def vector(states: torch.Tensor) -> np.ndarray:
         outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ from linformer_kit.data.tokenizer import Window
 from linformer_kit.environment import device_of
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
-from linformer_kit.interop.loading import load_model
-from linformer_kit.linearized.linearize import text_encoder
-from linformer_kit.linearized.products import use_fast_products
+from linformer_kit.interop.loading import check_finite_weights, load_model
+from linformer_kit.linearized.linearize import optimize, text_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 
 _KIND = "an encoder of texts"
@@ -42,7 +40,7 @@ class Embedder(TextModel):
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
         longest: Longest input of the encoder in tokens.
         width: Size of the embeddings.
-        cut: Number of texts that were truncated so far.
+        truncated: Number of texts that were truncated so far.
     """
 
     def __init__(
@@ -52,10 +50,10 @@ class Embedder(TextModel):
         batch_size: int,
         dtype: str = "auto",
         bf16: str = "false",
-        device: str | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
-        use_fast_products(text_encoder(sentences))  # in this number format
+        optimize(sentences)  # in this number format
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
@@ -63,12 +61,12 @@ class Embedder(TextModel):
         self.unpooled = int(features.get("prompt_length", 0))
         self.width = int(sentences.get_embedding_dimension() or 0)
         self.longest = longest_input(self.model) or self.limit
-        self.cut = 0
+        self.truncated = 0
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`."""
         vectors, lost = self([(text, None) for text in texts])
-        self.cut += int((lost > 0).sum())
+        self.truncated += int((lost > 0).sum())
         return vectors
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
@@ -79,33 +77,34 @@ class Embedder(TextModel):
         return outputs["sentence_embedding"][:, : self.sentences.truncate_dim].float().cpu().numpy()
 
 
-def load_embedder(name: str, **options: Any) -> Embedder:
+def load_embedder(name: str, *, device: str | None = None, **options: Any) -> Embedder:
     """The embedder of a folder or hub id, with or without files of sentence-transformers; options as for `Embedder`.
 
     Raises:
-        InputError: for a model with a decoder or without an attention mask, and files that are malformed, pickled, or
-            name foreign code.
+        InputError: for a device that is not available, a model with a decoder or without an attention mask, and files
+            that are malformed, pickled, or name foreign code.
     """
+    available = device_of(device)
     described = check_no_pickle(name)
-    # sentence-transformers would load a model without some of its weights.
-    model, tokenizer, *_ = load_model(name, AutoModel, _KIND)
+    # sentence-transformers would load a model without some of its weights, so its files are checked first.
+    model, tokenizer, *_ = load_model(name, AutoModel, _KIND, on_meta=True)
     kind = type(model).__name__
-    if isinstance(model, LinearModel) and model.is_untrained():
-        logger.warning("%s: E and F were never trained: the embeddings mean nothing yet", name)
     if model.config.is_encoder_decoder:
         raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
     if "attention_mask" not in tokenizer.model_input_names:
         raise InputError(f"model: expected {_KIND} with an attention mask, got {kind}")
     with input_errors(f"model: expected {_KIND}, got {name}"):
         safe: dict[str, Any] = {"use_safetensors": True}
-        # sentence-transformers loads the encoder by AutoModel: it gets the one that is checked.
-        with mock.patch.object(AutoModel, "from_pretrained", return_value=model):
-            sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=is_local_path(name))
+        sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=is_local_path(name))
         for option in ("model_input_names", "padding_side"):
             setattr(sentences.tokenizer, option, getattr(tokenizer, option))
     if "message" in sentences.modalities:
         raise InputError(f"model: expected {_KIND}, got {kind}, which reads messages of a chat")
+    encoder = text_encoder(sentences)
+    check_finite_weights(encoder, name)
+    if isinstance(encoder, LinearModel) and encoder.is_untrained():
+        logger.warning("%s: E and F were never trained: the embeddings mean nothing yet", name)
     if not described:
         pooling = getattr(sentences[-1], "pooling_mode", "no")
         logger.warning("%s: a plain encoder (no modules.json): embedded with %s pooling", name, pooling)
-    return Embedder(sentences, **options)
+    return Embedder(sentences, device=available, **options)

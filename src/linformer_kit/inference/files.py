@@ -29,10 +29,10 @@ _SECONDS = 30.0  # between two saves, at least
 class TextsAndOutput:
     """Files with texts, and a file of what is computed from them, which grows and can be resumed.
 
-    Until the output is complete it is `OUTPUT.part`. `OUTPUT.run.json` records what it is made from, and the numbers of
-    texts that are done and of bytes in the output. Texts are done in groups, and a group in batches of similar length:
-    `OUTPUT.batches.npz` has what is computed for the next group. A resumed run continues there. All are saved at most
-    every 30 seconds, after a batch, and when the command is asked to stop.
+    The output is `OUTPUT.part` until it is complete. `OUTPUT.run.json` records what it depends on, how many texts are
+    done, and how many bytes these are. Texts run in groups, and a group in batches of similar length:
+    `OUTPUT.batches.npz` has the results for the group that comes next, so a resumed run repeats no batch. All are saved
+    after a batch, at most every 30 seconds, and when the command is asked to stop.
 
     Args:
         settings: Files, column and output, which is checked before a model is loaded.
@@ -79,33 +79,28 @@ class TextsAndOutput:
         texts: Iterable[Text],
         total: int,
         rows: Callable[[list[Text], int], bytes],
-        header: Callable[[], bytes] = bytes,
     ) -> None:
         """Write the output.
 
         Args:
-            model: What computes the rows.
-            identity: What it is made from besides the files; the same in a run to resume.
+            model: The model that `rows` runs.
+            identity: All that the output depends on besides the files; a run to resume must have the same.
             texts: All texts.
-            total: Their number.
-            rows: From some texts, and the number of texts before them, to what is written for them.
-            header: Makes the start of the output, once it is claimed.
+            total: Number of texts.
+            rows: Computes what is written for a group of texts; its second argument is the number of texts before them.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once all is saved.
         """
-        identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
+        self._identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        done, size = self._recorded(identity) if self._resume else (0, 0)  # texts and bytes
+        done, size = self._recorded() if self._resume else (0, 0)  # texts and bytes
 
         # x: of processes that start at once, one creates it.
         with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:
             file.truncate(size)
             file.seek(size)
-            self._save(file, identity, done)  # so that there is a record before anything else
-            if not size:
-                self._append(file, header())
-                self._save(file, identity, done)
+            self._save(file, done)  # so that there is a record before anything else
             saved = time.monotonic()
             with stop_requests() as signals:
 
@@ -113,55 +108,53 @@ class TextsAndOutput:
                     nonlocal saved
                     if not signals and time.monotonic() < saved + _SECONDS:
                         return
-                    self._save(file, identity, done, batches)
+                    self._save(file, done, batches)
                     saved = time.monotonic()
                     if signals:
                         next_text = f"--resume goes on from text {min(finished + 1, total):,}"
                         raise Stopped(f"stopped after {finished:,} of {total:,} texts; {next_text}", signal=signals[0])
 
                 left = itertools.islice(texts, done, None)
-                for group in model.groups(left, total, done, self._saved_batches(identity, done), save_in_time):
-                    self._append(file, rows(group, done))
+                for group in model.groups(left, total, done, self._saved_batches(), save_in_time):
+                    with errors_named(self._output):
+                        file.write(rows(group, done))
                     done += len(group)
                     save_in_time([], done)
-            self._save(file, identity, done)
+            self._save(file, done)
         os.replace(self._part, self._output)
         self._batches.unlink(missing_ok=True)
 
-    def _append(self, file: BinaryIO, data: bytes) -> None:
-        with errors_named(self._output):
-            file.write(data)
-
-    def _save(self, file: BinaryIO, identity: dict[str, Any], done: int, batches: Sequence[np.ndarray] = ()) -> None:
+    def _save(self, file: BinaryIO, done: int, batches: Sequence[np.ndarray] = ()) -> None:
         """Flush the output to disk and record how much is done: texts, and what is computed for those after them."""
         with errors_named(self._output):
             file.flush()
             os.fsync(file.fileno())
-        write_whole(self._record, json.dumps(identity | {"texts": done, "bytes": file.tell()}, indent=2) + "\n")
+        record = json.dumps(self._identity | {"texts": done, "bytes": file.tell()}, indent=2) + "\n"
+        write_whole(self._record, record)
         if batches:
             counts, rows = [len(each) for each in batches], np.concatenate(batches)
             with whole_file(self._batches) as part, part.open("wb") as staged:
-                np.savez(staged, made_from=_made_from(identity, done), counts=counts, rows=rows)
+                np.savez(staged, record=record, counts=counts, rows=rows)
 
-    def _saved_batches(self, identity: dict[str, Any], done: int) -> list[np.ndarray]:
-        """What is saved for the texts after the first ones, if it is of this run."""
+    def _saved_batches(self) -> list[np.ndarray]:
+        """What was computed after the recorded texts; none if it is of another run, or of earlier texts."""
         if not self._batches.exists():
             return []
         what = f"{self._batches}: expected what a run has saved"
         with input_errors(what), np.load(self._batches) as saved:
-            if str(saved["made_from"]) != _made_from(identity, done):
+            if str(saved["record"]) != self._record.read_text(encoding="utf-8"):
                 return []
             return np.split(saved["rows"], np.cumsum(saved["counts"])[:-1])
 
-    def _recorded(self, identity: dict[str, Any]) -> tuple[int, int]:
-        """Numbers of texts and bytes of an output to resume, of which at least so many bytes are in its part."""
+    def _recorded(self) -> tuple[int, int]:
+        """Texts and bytes of the output to resume; its part has at least that many bytes."""
         output, part, record = self._output, self._part, self._record
         if not record.exists():
             if output.exists():
                 raise InputError(f"resume: expected {record} beside {output}, got none")
             return 0, 0
         before = read_json(record)
-        check_made_from(record, before, identity)
+        check_made_from(record, before, self._identity)
         for name in ("texts", "bytes"):
             if not isinstance(before.get(name), int) or before[name] < 0:
                 raise InputError(f"resume: expected a number of {name} in {record}, got {before.get(name)!r}")
@@ -172,7 +165,3 @@ class TextsAndOutput:
         if size and written != part:
             os.replace(written, part)
         return done, size
-
-
-def _made_from(identity: dict[str, Any], done: int) -> str:
-    return json.dumps(identity | {"texts": done})

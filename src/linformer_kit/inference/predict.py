@@ -19,6 +19,7 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
+from linformer_kit.environment import device_of
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
@@ -63,8 +64,8 @@ def main(settings: PredictSettings) -> None:
         }
         output.write(classifier, identity, texts, total, classifier.lines)
     shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
-    cut = f"; {classifier.cut:,} truncated" if classifier.cut else ""
-    print(f"{classifier.texts:,} texts: {shown}{cut}", file=sys.stderr)
+    truncated = f"; {classifier.truncated:,} truncated" if classifier.truncated else ""
+    print(f"{classifier.texts:,} texts: {shown}{truncated}", file=sys.stderr)
 
 
 class Trained(NamedTuple):
@@ -79,31 +80,32 @@ class Classifier(TextModel):
     """A loaded classifier.
 
     Args:
-        settings: What it is, and how it runs.
-        trained: Its configuration, if it is read already.
+        settings: The model, its device, and the size and precision of batches.
+        trained: The result of `read_classifier` for the model; None: read it.
 
     Attributes:
         labels: Its classes.
-        texts: Number of texts that `lines` has classified.
-        counts: The number of them by class.
-        cut: The number of them that were truncated.
+        texts: Number of texts that `lines` has classified so far.
+        counts: Number of these texts by class.
+        truncated: Number of these texts that were truncated.
     """
 
     def __init__(self, settings: ClassifierSettings, trained: Trained | None = None) -> None:
+        device = device_of(settings.device)
         self.labels, _, config = trained or read_classifier(settings.model)
         auto_class = AutoModelForSequenceClassification
         model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
-        self._threshold, self.texts, self.cut = settings.threshold, 0, 0
+        self._threshold, self.texts, self.truncated = settings.threshold, 0, 0
         self.counts = Counter(dict.fromkeys(self.labels.names, 0))
-        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16, settings.device)
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16, device)
 
     def lines(self, texts: Sequence[Text], done: int) -> bytes:
-        """The predictions for some texts, of which so many others are in rows before, as JSON Lines."""
-        logits, truncated = self(texts)
+        """The predictions for consecutive texts as JSON Lines; `done` is the number of texts before them."""
+        logits, lost_tokens = self(texts)
         answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=self._threshold)
         probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS).tolist()
         lines = []
-        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, truncated.tolist()):
+        for row, answer, chances, lost in zip(itertools.count(done + 1), answers, probabilities, lost_tokens.tolist()):
             label = names_of(answer, self.labels)
             line: dict[str, Any] = {"row": row, "label": label}
             line |= {"probabilities": dict(zip(self.labels.names, chances, strict=True))}
@@ -111,7 +113,7 @@ class Classifier(TextModel):
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             self.counts.update([label] if isinstance(label, str) else label)
         self.texts += len(lines)
-        self.cut += int((truncated > 0).sum())
+        self.truncated += int((lost_tokens > 0).sum())
         return "".join(lines).encode()
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:

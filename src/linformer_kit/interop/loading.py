@@ -76,6 +76,7 @@ def load_model(
     head: dict[str, Any] | None = None,
     config: PreTrainedConfig | None = None,
     to_run: bool = True,
+    on_meta: bool = False,
 ) -> Loaded:
     """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
@@ -88,6 +89,7 @@ def load_model(
         config: The configuration, if `read_config` has read it already, with which it checks the folder.
         to_run: Whether to load its tokenizer too, which makes the inputs that the model reads. Layers with a sliding
             window then run as exact windows, and products as is fastest here, with the same outputs.
+        on_meta: Load no values of weights, only check the files.
     """
     what = f"model: expected {kind}, got {name}"
     config = config or read_config(name, what)
@@ -112,6 +114,7 @@ def load_model(
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             trust_remote_code=False,
+            device_map="meta" if on_meta else None,
         )
     if is_new_head:
         _start_head_anew(model, auto_class)
@@ -127,10 +130,16 @@ def load_model(
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
+    if not on_meta:
+        check_finite_weights(model, name)
+    return _ready_to_run(loaded, name, what) if to_run else loaded
+
+
+def check_finite_weights(model: nn.Module, name: str) -> None:
+    """Reject a model of a folder or hub id that has NaN or infinite weights."""
     for key, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"model: expected finite weights in {name}, got NaN or infinite ones in {key}")
-    return _ready_to_run(loaded, name, what) if to_run else loaded
 
 
 def _lost_weights(loaded: Loaded) -> list[str]:

@@ -15,20 +15,22 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
-from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors, of_extra
 from linformer_cli.settings import LinearizeSettings, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage, read_json
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.report.card import CARD
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 CONFIG, WEIGHTS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "linformer.json"
 PREFIX = "base_model.model."  # PEFT's, before the name of each weight
@@ -68,6 +70,8 @@ class Adapter:
 
     def merge_into(self, model: PreTrainedModel) -> None:
         """Add the changes to the weights of the linearised base model, in-place."""
+        from peft import LoraModel, set_peft_model_state_dict
+
         base = model.base_model
         trainable = [parameter for parameter in base.parameters() if parameter.requires_grad]
         with input_errors(f"adapter: expected weights that fit {type(model).__name__}, got {self.name}"):
@@ -84,6 +88,8 @@ class Adapter:
 
 def read_adapter(name: str) -> Adapter:
     """Read an adapter that ships with the package, of a folder, or of the hub."""
+    with of_extra("adapters"):
+        from peft import LoraConfig
     folder = adapter_folder(name)
     if wrong := damage(folder):
         raise InputError(f"adapter: {wrong}")

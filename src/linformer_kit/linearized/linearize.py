@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -198,11 +199,11 @@ def linearize_encoder(
 
 def text_encoder(model: Any) -> PreTrainedModel:
     """The encoder of texts that a `SentenceTransformer` starts with."""
-    from sentence_transformers import SentenceTransformer  # its import takes seconds
+    library = sys.modules.get("sentence_transformers")  # whoever has one of its models has imported it
+    if library is None or not isinstance(model, library.SentenceTransformer):
+        raise InputError(f"model: expected one of transformers, or a SentenceTransformer, got {type(model).__name__}")
     from sentence_transformers.sentence_transformer.modules import Transformer
 
-    if not isinstance(model, SentenceTransformer):
-        raise InputError(f"model: expected one of transformers, or a SentenceTransformer, got {type(model).__name__}")
     if not isinstance(model[0], Transformer) or not model.supports("text"):
         first = type(model[0]).__name__
         raise InputError(f"model: expected a SentenceTransformer that starts with a Transformer of texts, got {first}")

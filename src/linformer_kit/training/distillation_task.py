@@ -168,7 +168,7 @@ class Distillation(Task):
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
         inputs = len(self.train_items)
-        return passage_keys(inputs, longest=self._longest, together=together, seed=self.seed, epoch=epoch)
+        return passage_keys(inputs, longest=self._longest, batch_size=together, seed=self.seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:
         """Choose between layerwise and joint training."""

@@ -133,7 +133,7 @@ def _results(run: Run, settings: FinetuneSettings, texts: LabelledTexts, trainin
             "train": len(task.train_items),
             "validation": len(task.validation_items),
             "max_length": task.tokenizer.model_max_length,
-            "cut": {"train": task.train_items.cut, "validation": task.validation_items.cut},
+            "cut": {"train": task.train_items.truncated, "validation": task.validation_items.truncated},
         },
         metric_for_best_model=training.plan.metric,
         best_updates=training.result_update,
