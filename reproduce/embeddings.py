@@ -2,7 +2,7 @@
 
 Cosine of each model's embeddings to those of the first for the same texts, truncated to several lengths.
 
-    linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place
+    linformer linearize sentence-transformers/all-MiniLM-L6-v2 linear
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
 For 200 texts of up to 512 tokens each model takes a minute on two cores.

@@ -45,6 +45,12 @@ COMMANDS = {
     "distill": Command(
         _S.DistillSettings, _TRAIN, "training.distill", "my-bert linear-bert --train_file articles/ books/"
     ),
+    "linearize": Command(
+        _S.LinearizeCommandSettings,
+        _CONVERT,
+        "interop.linearize",
+        "BAAI/bge-small-en-v1.5 long --max_position_embeddings 4096",
+    ),
     "convert": Command(
         _S.ConvertSettings, _CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256"
     ),

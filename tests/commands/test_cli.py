@@ -114,7 +114,7 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
     assert (settings.output_dir, settings.train_file) == ("/home/someone/run", ["/home/someone/a.txt"])
     assert (settings.from_model, settings.model.hidden_act) == ("/home/someone/model", "~/gelu")
     assert parse(["convert", "~/a", "~/b"])[1].out == "/home/someone/b"
-    assert parse(["convert", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
+    assert parse(["linearize", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
     assert parse(["fill-mask", "~/a", "~/text"])[1].text == "~/text"
 
 
@@ -143,6 +143,7 @@ def test_names_in_a_list_stay_as_they_are():
         (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
         (["fill-mask", "folder"], "the following arguments are required: TEXT"),
         (["finetune"], "model: expected a value, got none"),
+        (["convert", "MODEL", "OUT", "--in_place"], "unrecognized arguments: --in_place (now `linformer linearize`)"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
     ],

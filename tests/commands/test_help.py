@@ -74,7 +74,7 @@ def test_usage(name, usage, capsys):
     ("name", "option", "told"),
     [
         ("distill", "--projection", "[default: mean_pool]"),
-        ("convert", "--projection", "[default: linear, in place mean_pool]"),
+        ("convert", "--projection", "[default: linear]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
     ],

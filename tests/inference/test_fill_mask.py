@@ -49,7 +49,7 @@ def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linea
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
     model = tmp_path / "student" if linear else teacher
     if linear:
-        main(["convert", str(teacher), str(model), "--in_place", "--projected_dim", "3"])
+        main(["linearize", str(teacher), str(model), "--projected_dim", "3"])
     n, around = PRETRAIN_SIZES["max_position_embeddings"], 2  # tokens before and behind the text
     main(["fill-mask", str(model), "<mask>" * (n - around)])
     assert f"mask {n - around}\n" in capsys.readouterr().out

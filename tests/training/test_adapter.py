@@ -48,17 +48,15 @@ def test_an_adapter_makes_the_student_of_its_base_model(run, ids):
         assert (before(ids).last_hidden_state - merged).abs().max() > 1e-3
 
 
-def test_convert_merges_it(run, tmp_path, ids, capsys):
+def test_linearize_merges_it(run, tmp_path, ids, capsys):
     teacher, student = run
     adapter = str(student / "adapter")
     capsys.readouterr()
-    main(["convert", str(teacher), str(tmp_path / "linear"), "--in_place", "--adapter", adapter])
+    main(["linearize", str(teacher), str(tmp_path / "linear"), "--adapter", adapter])
     printed = capsys.readouterr().out
     assert f"n {2 * LENGTH}, k 5" in printed and "distill" not in printed  # it is what a distillation made
     expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
     torch.testing.assert_close(AutoModel.from_pretrained(tmp_path / "linear")(ids).last_hidden_state, expected)
-    error = fail_last_line(capsys, "convert", str(teacher), str(tmp_path / "no"), "--adapter", adapter)
-    assert "adapter: expected none without in_place" in error
 
 
 def test_the_list_of_those_that_ship(run, tmp_path, capsys, monkeypatch):

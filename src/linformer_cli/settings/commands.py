@@ -43,7 +43,7 @@ from linformer_cli.settings.model import (
     Attention,
     LinearizeSettings,
     ModelSettings,
-    PretrainedSlotSettings,
+    ResizedSlotSettings,
 )
 
 
@@ -320,17 +320,24 @@ class AdaptersSettings:
 
 
 @settings
-class ConvertSettings(PretrainedSlotSettings):
-    """Convert a checkpoint to a Linformer, or linearise it in place."""
+class LinearizeCommandSettings(LinearizeSettings):
+    """Make any encoder linear, and longer, without training."""
+
+    # Folder or hub id of an encoder that uses transformers' attention interface.
+    model: Argument[ModelName]
+    out: Argument[Folder]  # New folder for the linear encoder and its tokenizer.
+    # Name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
+    adapter: Adapter[Folder | None] = None
+
+
+@settings
+class ConvertSettings(ResizedSlotSettings):
+    """Convert a checkpoint to a Linformer of this package."""
 
     # Folder or hub id of a RoBERTa or BERT, or of a model of this package (a Linformer gets another
-    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that uses
-    # transformers' attention interface.
-    source: Argument[ModelName]
+    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt).
+    model: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.
-    # With in_place: name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
-    adapter: Adapter[Folder | None] = None
     attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
 

@@ -34,6 +34,10 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings.files import spelled
 
 T = TypeVar("T")
+# Settings of earlier versions, and what does the same today.
+EARLIER = {
+    "in_place": "`linformer linearize`",
+}
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
@@ -205,7 +209,9 @@ def _first(error: ValidationError, kind: type) -> str:
 
 
 def meant(name: str, known: Iterable[str], dashes: str = "") -> str:
-    """The known name that is most like an unknown one, as advice at the end of a message."""
+    """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
+    if today := EARLIER.get(name.replace("-", "_")):
+        return f" (now {today})"
     close = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""
 

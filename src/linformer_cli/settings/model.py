@@ -38,16 +38,15 @@ class SlotSettings:
     # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers; default: headwise.
     sharing: Linear[Sharing | None] = None
     # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md); default:
-    # linear, in place mean_pool.
+    # linear.
     projection: Linear[Projection | None] = None
-    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling, in place
-    # mean_pooling.
+    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling.
     projection_initializer: Linear[ProjectionInitializer | None] = None
     # What inputs shorter than n use: the first columns of E and the first windows (`prefix`), or windows that tile the
     # input (`stretch`); default: prefix, in place stretch where slots are windows of tokens.
     shorter_input: Linear[ShorterInput | None] = None
     # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
-    # slots; 0: none, as in the paper (docs/operator.md); default: 0, in place 128.
+    # slots; 0: none, as in the paper (docs/operator.md); default: 0.
     sliding_window: Linear[Tokens | None] = None
     # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots; 0: none, as
     # in the paper; default: 0, in place 1 where slots are windows of tokens.
@@ -55,19 +54,19 @@ class SlotSettings:
 
 
 @settings
-class PretrainedSlotSettings(SlotSettings):
-    """Slots for a pretrained encoder."""
+class ResizedSlotSettings(SlotSettings):
+    """Slots for a pretrained encoder, which may get another maximum length."""
 
-    # Layers to linearise in place, from 0; others stay as they are; default: all.
-    layers: Linear[list[int] | None] = None
     max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
     resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
 
 
 @settings
-class LinearizeSettings(PretrainedSlotSettings):
+class LinearizeSettings(ResizedSlotSettings):
     """Slots in place: they start such that the outputs of the pretrained encoder hardly change."""
 
+    # Layers to linearise, from 0; others stay as they are; default: all.
+    layers: Linear[list[int] | None] = None
     sharing: Linear[Sharing] = "headwise"
     projection: Linear[Projection] = "mean_pool"
     projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
