@@ -177,7 +177,7 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(command, options, limit, 
     main([command, str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
     (tmp_path / "texts.txt").write_text("w7 w9\n")
-    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
+    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npy"))])
     assert ("a plain encoder" in caplog.text) != embeds
     untrained = "E and F were never trained: the embeddings mean nothing yet" in caplog.text
     left_out = "theirs: not in the result: Pooling, Normalize, prompts" in caplog.text

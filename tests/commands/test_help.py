@@ -59,10 +59,10 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "usage"),
     [
-        ("distill", "TEACHER OUTPUT_DIR"),
+        ("distill", "MODEL"),
         ("pretrain", ""),
-        ("finetune", "--model MODEL"),
-        ("embed", "MODEL FILE ... --output FILE"),
+        ("finetune", "MODEL"),
+        ("embed", "MODEL FILE ... --out FILE"),
         ("evaluate", "MODEL [VALIDATION_FILE ...]"),
     ],
 )

@@ -23,7 +23,7 @@ UPDATES, BATCH = 12, 2
 def pretrain_command(corpus: Path, folder: Path, **options: Any) -> list[str]:
     """A pretraining with dropout, a checkpoint after every update, and lines of the log that no checkpoint fits."""
     named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
-    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
+    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "dtype": "float32"}
     named |= {"model.hidden_dropout_prob": 0.1, "cache_dir": corpus.parent / f"{corpus.name}-cache"}
     named |= {f"model.{name}": size for name, size in PRETRAIN_SIZES.items()}
     named |= {"train_file": corpus, "output_dir": folder} | options
@@ -33,7 +33,7 @@ def pretrain_command(corpus: Path, folder: Path, **options: Any) -> list[str]:
 def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -> list[str]:
     """A fine-tuning that is saved and measured after every update."""
     named = {"max_steps": UPDATES, "eval_steps": 1, "logging_steps": 5, "report_to": "none", "save_total_limit": "null"}
-    named |= {"per_device_train_batch_size": BATCH, "bf16": "false", "model": encoder, "train_file": texts}
+    named |= {"per_device_train_batch_size": BATCH, "dtype": "float32", "model": encoder, "train_file": texts}
     named |= {"validation_fraction": 0.2, "output_dir": folder} | options
     return ["finetune", *(f"--{name}={value}" for name, value in named.items())]
 
@@ -41,11 +41,11 @@ def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -
 def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -> list[str]:
     """A distillation that starts layer by layer, saved after every update."""
     named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
-    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
+    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "dtype": "float32"}
     named |= {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
     named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | options
     flags = [f"--{name}={value}" for name, value in named.items()]
-    return ["distill", str(teacher), str(folder), *flags, "--train_file", str(corpus)]
+    return ["distill", str(teacher), "--output_dir", str(folder), *flags, "--train_file", str(corpus)]
 
 
 def run_all(commands: list[list[str]], processes: int = 1) -> None:

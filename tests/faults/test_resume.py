@@ -22,7 +22,7 @@ from tests.faults.runs import (
 
 pytestmark = pytest.mark.e2e
 
-MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("false", "true"), (1, 4), (0, 2)))
+MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("float32", "bfloat16"), (1, 4), (0, 2)))
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def command(corpus, encoder, texts, teacher):
     """A factory of commands that train the same in any number of processes."""
 
     def build(case: tuple[str, str, int, int], folder: Path, processes: int = 1, **more: Any) -> list[str]:
-        task, bf16, accumulation, workers = case
-        options = {"bf16": bf16, "gradient_accumulation_steps": accumulation, "dataloader_num_workers": workers}
+        task, dtype, accumulation, workers = case
+        options = {"dtype": dtype, "gradient_accumulation_steps": accumulation, "dataloader_num_workers": workers}
         options |= {"per_device_train_batch_size": max(1, BATCH // processes)} | more
         if task == "pretrain":
             return pretrain_command(corpus, folder, **options)

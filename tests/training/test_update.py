@@ -107,9 +107,9 @@ def test_the_gradient_norm_is_clipped_and_told(one_update):
 @pytest.mark.parametrize(
     ("fields", "dtype"),
     [
-        ({"bf16": "false"}, torch.float32),
-        ({"bf16": "true"}, torch.bfloat16),
-        ({"bf16": "auto", "fp16": True}, torch.float16),
+        ({"dtype": "float32"}, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float16"}, torch.float16),
     ],
 )
 def test_passes_are_in_the_precision_that_was_asked_for(one_update, words, fields, dtype):
@@ -125,11 +125,11 @@ def test_float16_skips_what_overflows_and_lowers_its_scale(build, words, tmp_pat
     """Which is no error; the scale of a checkpoint goes on."""
     task = Words(words)
     task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
-    training = build(task=task, updates=1, fp16=True)
+    training = build(task=task, updates=1, dtype="float16")
     training.run()
     assert training.skipped_updates == 0 and same_parameters(task.model, Words(words).model)
     assert training.state.scaler == {"scale": 32768.0, "_growth_tracker": 0}
-    resumed = build(task=task, updates=2, fp16=True, checkpoint=tmp_path / "run" / "checkpoint-1")
+    resumed = build(task=task, updates=2, dtype="float16", checkpoint=tmp_path / "run" / "checkpoint-1")
     resumed.run()
     assert resumed.state.scaler == {"scale": 16384.0, "_growth_tracker": 0}
 
@@ -158,7 +158,7 @@ def check_process(rank: int, processes: int, port: int, folder: Path) -> None:
     is_last = rank == processes - 1
 
     def training(name: str) -> Training:
-        settings = small_settings(use_cpu=True, per_device_train_batch_size=BATCH // processes)
+        settings = small_settings(device="cpu", per_device_train_batch_size=BATCH // processes)
         return Training(Words(tokenizer), settings, small_plan(3), folder / name)
 
     wrong, stopped = training("wrong"), training("stopped")

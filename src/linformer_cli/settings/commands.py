@@ -11,7 +11,6 @@ from linformer_cli.settings.declare import (
     Adapter,
     Amount,
     Argument,
-    Auto,
     BelowOne,
     Count,
     CountOrZero,
@@ -29,6 +28,7 @@ from linformer_cli.settings.declare import (
     ModelName,
     Output,
     Positive,
+    Precision,
     Probability,
     Seed,
     Share,
@@ -111,7 +111,15 @@ class ResumeSettings:
 
 
 @settings
-class TrainingSettings(ResumeSettings):
+class DeviceSettings:
+    """Where a model runs."""
+
+    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
+    device: Machine[str | None] = None
+
+
+@settings
+class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
     output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
@@ -130,19 +138,15 @@ class TrainingSettings(ResumeSettings):
     max_skipped_updates: Training[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
     save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
     logging_steps: Evaluation[Count] = 10  # Updates between log lines.
-    bf16: Machine[Auto] = "auto"  # Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
-    fp16: Machine[bool] = False  # Mixed precision with float16 and loss scaling, instead of bf16.
+    # Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
+    # instructions for it.
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
-    use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
     dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
     ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
     # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
     report_to: Evaluation[str] = "tensorboard"
-
-    def __post_init__(self) -> None:
-        if self.fp16 and self.bf16 == "true":
-            raise InputError("bf16, fp16: expected at most one of them, got both")
 
 
 @settings
@@ -183,7 +187,8 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
 class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingSettings):
     """Fine-tune an encoder to classify texts (Table 2)."""
 
-    model: Model[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    model: Argument[ModelName]
     train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
     validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.1
@@ -209,9 +214,8 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # Folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
-    teacher: Argument[ModelName]
-    output_dir: Argument[Folder | None] = None
+    # The teacher: folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
+    model: Argument[ModelName]
     # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in
     # PEFT's format, in addition to the model.
     adapter: Adapter[bool] = False
@@ -237,14 +241,6 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
 
 
 @settings
-class DeviceSettings:
-    """Where a model runs."""
-
-    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
-    device: Machine[str | None] = None
-
-
-@settings
 class ClassifierSettings(DeviceSettings):
     """A classifier and its inputs."""
 
@@ -253,7 +249,9 @@ class ClassifierSettings(DeviceSettings):
     max_length: Texts[int | None] = None
     threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts per forward pass.
-    bf16: Machine[Auto] = "auto"  # Mixed precision; `auto` where the processor has bf16 instructions.
+    # Data type of matrix products (mixed precision); `auto`: as saved, or of a model in float32 bfloat16 where the
+    # processor has instructions for it.
+    dtype: Machine[Precision] = "auto"
 
 
 @settings
@@ -272,7 +270,7 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 
     # Files, folders, globs or pipes with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[list[File]]
-    output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
+    out: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
 
 @settings
@@ -283,24 +281,24 @@ class EmbedSettings(ResumeSettings, DeviceSettings):
     model: Argument[ModelName]
     # Files, folders or globs with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
     file: Argument[list[File]]
-    output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
+    out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
     # Tokens at which longer texts are truncated; default: as in the model's files.
     max_length: Texts[Count | None] = None
     # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
-    # and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
+    # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
     chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
     # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
-    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
+    dtype: Machine[Precision] = "auto"
 
     def __post_init__(self) -> None:
         if self.pieces and self.chunk_tokens is not None:
             raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
-        if not self.output.endswith(".npy"):
-            raise InputError(f"output: expected a file whose name ends in .npy, got {self.output}")
+        if not self.out.endswith(".npy"):
+            raise InputError(f"out: expected a file whose name ends in .npy, got {self.out}")
 
 
 @settings

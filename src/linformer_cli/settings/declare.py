@@ -31,12 +31,18 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.files import spelled
+from linformer_cli.settings.files import as_text
 
 T = TypeVar("T")
 # Settings of earlier versions, and what does the same today.
 EARLIER = {
     "in_place": "`linformer linearize`",
+    "source": "the argument MODEL",
+    "teacher": "the argument MODEL",
+    "output": "--out",
+    "bf16": "--dtype bfloat16",
+    "fp16": "--dtype float16",
+    "use_cpu": "--device cpu",
 }
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
@@ -74,8 +80,7 @@ Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
 Workers = Annotated[int, Field(ge=0, le=256)]  # processes; many more stop a machine before they could start
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
-# YAML reads `true` as a truth value.
-Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
+Precision = Literal["auto", "float32", "bfloat16"]
 # Texts by what they name: what `--help` calls them, and whether `~` is the home folder.
 File = Annotated[str, AfterValidator(os.path.expanduser), "FILE"]
 Folder = Annotated[str, AfterValidator(os.path.expanduser), "FOLDER"]
@@ -180,7 +185,7 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if default in (None, []):
         return f"{text}.", unset
-    return f"{text}.", "" if default is dataclasses.MISSING or default is False else spelled(default)
+    return f"{text}.", "" if default is dataclasses.MISSING or default is False else as_text(default)
 
 
 _REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
@@ -199,7 +204,8 @@ def _first(error: ValidationError, kind: type) -> str:
     if first["type"] == "missing":
         return f"{name}: expected a value, got none"
     if first["type"] == "unexpected_keyword_argument":
-        return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
+        known = [each.name for each in settings_of(kind)]
+        return f"{name}: expected a setting, got an unknown one{suggestion(name, known)}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
     expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
     got = "none" if first["input"] == "" else first["input"]
@@ -208,7 +214,7 @@ def _first(error: ValidationError, kind: type) -> str:
     return f"{name}: expected {' or '.join(expected)}, got {got}"
 
 
-def meant(name: str, known: Iterable[str], dashes: str = "") -> str:
+def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
     """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
     if today := EARLIER.get(name.replace("-", "_")):
         return f" (now {today})"

@@ -35,7 +35,7 @@ class Embedder(TextModel):
         sentences: The embedder; it is moved to the device.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights: auto (as they are), float32 or bfloat16.
-        bf16, device: As for `TextModel`.
+        autocast, device: As for `TextModel`.
 
     Attributes:
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
@@ -50,11 +50,11 @@ class Embedder(TextModel):
         *,
         batch_size: int,
         dtype: str = "auto",
-        bf16: str = "false",
+        autocast: torch.dtype = torch.float32,
         device: str | None = None,
     ) -> None:
         self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
-        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16, device)
+        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, autocast, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
