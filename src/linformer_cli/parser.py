@@ -76,12 +76,15 @@ def parse_settings(
     places.sort(key=lambda each: not each.is_needed)
     usage = [program, *map(_placeholder, places), *(f"--{each.name} {each.metavar}" for each in needed), "[options]"]
     parser = _Parser(" ".join(usage), description, epilog)
-    rest = [each for each in settings.values() if each not in places]
+    titles = TITLES if "--help_all" in words else TITLES[:-1]
     for title in TITLES:  # shown only with settings
         group = parser.add_argument_group(title)
-        for setting in (each for each in (*rest, *places) if each.group == title):
-            _add_setting(group, setting, by_place=setting in places, recipe=layers[0] if recipe else {})
+        for setting in (each for each in settings.values() if each.group == title and each not in places):
+            _add_option(group, setting, layers[0] if recipe else {}, is_shown=title in titles)
+        for setting in places if title == TITLES[0] else ():
+            group.add_argument(setting.name, default=argparse.SUPPRESS, help=setting.sentence, **_by_place(setting))
     general = _add_general(parser)
+    general.add_argument("--help_all", action="help", help="Show rare settings too, and exit.")
     _add_files(general, recipe)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
@@ -143,28 +146,30 @@ def _placeholder(argument: Setting) -> str:
     return f"{name} ..." if argument.is_needed else f"[{name} ...]"
 
 
-def _add_setting(group: Any, setting: Setting, *, by_place: bool, recipe: Mapping[str, Any]) -> None:
-    """Add a setting with its help; only what is given on the command line comes out of the parser.
+def _by_place(argument: Setting) -> dict[str, Any]:
+    """How an argument is given by its place. One that is given by its name, as `--model`, is an option."""
+    return {"metavar": argument.name.upper(), "nargs": "*" if list in argument.kinds else "?"}
 
-    An argument is given by its place. One that is given by its name, as `--model`, is an option like the others.
-    """
-    metavar, text = setting.metavar, setting.sentence
-    default, told = "default", setting.default
+
+def _add_option(group: Any, setting: Setting, recipe: Mapping[str, Any], *, is_shown: bool) -> None:
+    """Add an option; only what is given on the command line comes out of the parser."""
+    metavar, text = setting.metavar, _help(setting, recipe)
+    if len(setting.name) + len(metavar) > _WIDEST:
+        metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
+    options: dict[str, Any] = {"help": text.replace("%", "%%") if is_shown else argparse.SUPPRESS}
+    if bool in setting.kinds:
+        options |= {"nargs": "?", "const": "true"}
+    elif list in setting.kinds:
+        options |= {"nargs": "+"}
+    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, **options)
+
+
+def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
+    """What a setting does, and its value in the recipe or its default."""
+    kind, value = "default", setting.default
     if setting.name in recipe:
-        default, told = "recipe", "" if (value := recipe[setting.name]) is None else as_text(value)
-    text += f" [{default}: {told}]" if told else ""
-    if by_place:
-        options = {"metavar": setting.name.upper(), "nargs": "*" if list in setting.kinds else "?"}
-    elif len(setting.name) + len(metavar) > _WIDEST:
-        options = {"metavar": "CHOICE"}
-        text = f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
-    else:
-        flag = {"nargs": "?", "const": "true"} if bool in setting.kinds else {}
-        options = {"metavar": metavar} | ({"nargs": "+"} if list in setting.kinds else flag)
-    text = text.replace("%", "%%")  # argparse takes it as a format
-    group.add_argument(
-        setting.name if by_place else f"--{setting.name}", default=argparse.SUPPRESS, help=text, **options
-    )
+        kind, value = "recipe", "" if recipe[setting.name] is None else as_text(recipe[setting.name])
+    return setting.sentence + (f" [{kind}: {value}]" if value else "")
 
 
 def _value(given: Any, setting: Setting) -> Any:

@@ -56,6 +56,6 @@ COMMANDS = {
     ),
     "adapters": Command(_S.AdaptersSettings, _CONVERT, "training.adapter", ""),
     "export": Command(_S.ExportSettings, _CONVERT, "export.folder", "my-classifier served --int8"),
-    "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --choose --energy 0.8"),
+    "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --energy 0.8"),
     "bench": Command(_S.BenchSettings, _MEASURE, "analysis.bench", "--lengths 512 2048 --device cuda"),
 }

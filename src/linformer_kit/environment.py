@@ -67,6 +67,10 @@ def best_device() -> torch.device:
     return device or torch.device("cpu")
 
 
+# Data types of weights by the setting `dtype`; None: as they are.
+WEIGHT_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
 def fast_dtype(asked: str, device: torch.device) -> torch.dtype:
     """The data type of that name; `auto`: bfloat16 if the processor has instructions for it, else float32."""
     if asked != "auto":

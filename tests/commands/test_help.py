@@ -37,8 +37,9 @@ def test_help_of_a_command(name, capsys):
     assert all(len(each.sentence) > 9 for each in settings_of(command.settings))
     for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
-    settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group != "Arguments"]
-    general = ["--help", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
+    shown = [each for each in settings_of(command.settings) if each.group not in ("Arguments", TITLES[-1])]
+    settings = [f"--{each.name}" for each in shown]
+    general = ["--help", "--help_all", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
     assert sorted(_OPTION.findall(text)) == sorted(settings + general)
     for option in settings + general:
         told = entry(text, option)

@@ -28,6 +28,9 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     main(["fill-mask", str(model), "def <mask>("])
     percents = [float(line.partition("%")[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(percents) == 5 and percents == sorted(percents, reverse=True) and 0 < sum(percents) < 100
+    main(["fill-mask", str(model), "def <mask>(", "--dtype", "bfloat16"])
+    less_exact = [float(line.partition("%")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert less_exact == pytest.approx(percents, rel=0.1) and less_exact != percents
 
 
 @pytest.mark.parametrize(

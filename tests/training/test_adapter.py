@@ -19,7 +19,7 @@ from tests.conftest import fail_last_line, write_teacher
 from tests.training.test_distill import LENGTH, WORDS, distill
 
 pytestmark = pytest.mark.e2e
-TRAINED = {"adapter": "true", "adapter_rank": 3, "learning_rate": 0.01, "max_position_embeddings": 2 * LENGTH}
+TRAINED = {"adapter_rank": 3, "learning_rate": 0.01, "max_position_embeddings": 2 * LENGTH}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_rejected(run, tmp_path):
     with pytest.raises(lk.InputError, match=r"adapter: .*adapter_model.safetensors"):
         lk.linearize(model, adapter=folder)
     (folder / "linformer.json").unlink()
-    with pytest.raises(lk.InputError, match="adapter: expected one of `linformer distill --adapter`"):
+    with pytest.raises(lk.InputError, match="adapter: expected one of `linformer distill --adapter_rank`"):
         lk.linearize(model, adapter=folder)
     assert type(model).__name__ == "RobertaModel"
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

@@ -156,7 +156,7 @@ def test_a_module_without_its_folder_is_found_before_training(texts, tmp_path, c
     ("options", "message"),
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
-        ({"adapter": "true", "fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),
+        ({"adapter_rank": 16, "fully_shard": "true"}, "fully_shard: expected false with adapter_rank, got true"),
         ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
         ({"max_position_embeddings": 9}, f"max_position_embeddings: expected at least {LENGTH} for mode extend, got 9"),
     ],

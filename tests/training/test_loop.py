@@ -176,7 +176,7 @@ class Numbers(Task):
     def __init__(self, count: int) -> None:
         super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
 
-    def order(self, epoch, *, together, multiple):
+    def order(self, epoch, *, global_batch_size, multiple):
         return [0]
 
     @staticmethod

@@ -95,7 +95,7 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
     assert (tmp_path / "out" / "a.txt").read_text() == "b"
 
 
-FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "per_device_eval_batch_size": 5, "ddp_timeout": 60}  # fmt: skip
+FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "ddp_timeout": 60}  # fmt: skip
 FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "dtype": "float16", "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
 
 

@@ -9,6 +9,7 @@
         split_seed: Texts[Seed | None] = None
 
 The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
+Rare settings, in the group `Rare`, are listed by `--help_all` only.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
 
@@ -43,6 +44,9 @@ EARLIER = {
     "bf16": "--dtype bfloat16",
     "fp16": "--dtype float16",
     "use_cpu": "--device cpu",
+    "per_device_eval_batch_size": "--per_device_train_batch_size, also in evaluation",
+    "choose": "always",
+    "adapter": "--adapter_rank 16",
 }
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
@@ -62,7 +66,8 @@ Training = Annotated[T, Group("Training")]
 Evaluation = Annotated[T, Group("Evaluation and checkpoints")]
 Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
-_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output)
+Rare = Annotated[T, Group("Rare settings")]  # `--help` does not list them
+_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output, Rare)
 TITLES = [get_args(each)[1] for each in _GROUPS]  # in the order of help
 
 LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
@@ -216,9 +221,11 @@ def _first(error: ValidationError, kind: type) -> str:
 
 def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
     """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
-    if today := EARLIER.get(name.replace("-", "_")):
+    name, known = name.replace("-", "_"), list(known)
+    today = EARLIER.get(name, "")
+    if today and (not today.startswith("--") or re.split(r"\W+", today)[1] in known):
         return f" (now {today})"
-    close = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.7)
+    close = difflib.get_close_matches(name, known, 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 

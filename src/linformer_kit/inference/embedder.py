@@ -15,7 +15,7 @@ from transformers import AutoModel
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.environment import device_of
+from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import load_model
@@ -23,7 +23,6 @@ from linformer_kit.linearized.linearize import text_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 
 _KIND = "an encoder of texts"
-_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Embedder(TextModel):
         autocast: torch.dtype = torch.float32,
         device: str | None = None,
     ) -> None:
-        self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
+        self.sentences = sentences.to(device_of(device), WEIGHT_DTYPES[dtype]).eval()
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, autocast, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)

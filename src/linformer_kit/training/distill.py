@@ -62,8 +62,8 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {layerwise}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    if settings.adapter and settings.fully_shard:
-        raise InputError("fully_shard: expected false with adapter, got true")
+    if settings.adapter_rank and settings.fully_shard:
+        raise InputError("fully_shard: expected false with adapter_rank, got true")
     settings = dataclasses.replace(settings, layerwise_steps=layerwise)
     run = Run("distill", settings)
     pair = _load_pair(settings)
@@ -122,7 +122,7 @@ def _load_pair(settings: DistillSettings) -> Pair:
     if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
         expected = ", ".join(kinds)
         raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
-    base = copy.deepcopy(teacher).float() if settings.adapter else None
+    base = copy.deepcopy(teacher).float() if settings.adapter_rank else None
     student = linearize_encoder(copy.deepcopy(teacher), settings)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
     is_longer = longest > (longest_input(teacher) or limit)
@@ -136,7 +136,7 @@ def _load_pair(settings: DistillSettings) -> Pair:
             check_positions(teacher, longest, settings.resize_mode)
         set_positions(teacher, longest, settings.resize_mode)
     teacher, student = teacher.float(), student.float()
-    if settings.adapter:
+    if settings.adapter_rank is not None:
         add_adapter(student, settings.adapter_rank)
     return Pair(teacher, student, tokenizer, longest, limit if in_pieces else None, base)
 

@@ -43,7 +43,6 @@ _MAY_CHANGE = (
     "report_to",
     "dataloader_num_workers",
     "per_device_train_batch_size",
-    "per_device_eval_batch_size",
     "fully_shard",
     "ddp_timeout",
     "cache_dir",
