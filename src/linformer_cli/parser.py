@@ -76,13 +76,14 @@ def parse_settings(
     places.sort(key=lambda each: not each.is_needed)
     usage = [program, *map(_placeholder, places), *(f"--{each.name} {each.metavar}" for each in needed), "[options]"]
     parser = _Parser(" ".join(usage), description, epilog)
-    titles = TITLES if "--help_all" in words else TITLES[:-1]
+    shown = TITLES if "--help_all" in words else TITLES[:-1]
+    options = [each for each in settings.values() if each not in places]
     for title in TITLES:  # shown only with settings
         group = parser.add_argument_group(title)
-        for setting in (each for each in settings.values() if each.group == title and each not in places):
-            _add_option(group, setting, layers[0] if recipe else {}, is_shown=title in titles)
-        for setting in places if title == TITLES[0] else ():
-            group.add_argument(setting.name, default=argparse.SUPPRESS, help=setting.sentence, **_by_place(setting))
+        for setting in (each for each in options if each.group == title):
+            _add_option(group, setting, layers[0] if recipe else {}, is_shown=title in shown)
+        for setting in (each for each in places if each.group == title):
+            _add_by_place(group, setting)
     general = _add_general(parser)
     general.add_argument("--help_all", action="help", help="Show rare settings too, and exit.")
     _add_files(general, recipe)
@@ -90,8 +91,11 @@ def parse_settings(
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        option = unknown[0].partition("=")[0].removeprefix("--")
-        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{suggestion(option, settings, '--')}")
+        option = unknown[0].partition("=")[0]
+        advice = suggestion(option.removeprefix("--"), settings, "--")
+        if not option.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
+            advice = f" (did you mean --output_dir {option}?)"
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
     values = kind(**_nested(functools.reduce(operator.or_, layers)))
     if parsed.print_config:
@@ -146,9 +150,10 @@ def _placeholder(argument: Setting) -> str:
     return f"{name} ..." if argument.is_needed else f"[{name} ...]"
 
 
-def _by_place(argument: Setting) -> dict[str, Any]:
-    """How an argument is given by its place. One that is given by its name, as `--model`, is an option."""
-    return {"metavar": argument.name.upper(), "nargs": "*" if list in argument.kinds else "?"}
+def _add_by_place(group: Any, argument: Setting) -> None:
+    """Add an argument that is given by its place; one that is given by its name, as `--model`, is an option."""
+    named = {"metavar": argument.name.upper(), "help": argument.sentence, "default": argparse.SUPPRESS}
+    group.add_argument(argument.name, nargs="*" if list in argument.kinds else "?", **named)
 
 
 def _add_option(group: Any, setting: Setting, recipe: Mapping[str, Any], *, is_shown: bool) -> None:

@@ -147,11 +147,12 @@ def test_names_in_a_list_stay_as_they_are():
         (["fill-mask", "folder"], "text: expected a value, got none"),
         (["finetune"], "model: expected a value, got none"),
         (["convert", "MODEL", "OUT", "--in_place"], "unrecognized arguments: --in_place (now `linformer linearize`)"),
-        (["convert", "--source", "MODEL", "OUT"], "unrecognized arguments: --source (now the argument MODEL)"),
+        (["convert", "--source", "MODEL", "OUT"], "unrecognized arguments: --source (now MODEL, the first argument)"),
         (["embed", "MODEL", "a.csv", "--output=b.npy"], "unrecognized arguments: --output=b.npy (now --out)"),
+        (["distill", "MODEL", "--adapter"], "unrecognized arguments: --adapter (now --adapter_rank 16)"),
         (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype bfloat16)"),
         (["finetune", "MODEL", "--use-cpu"], "unrecognized arguments: --use-cpu (now --device cpu)"),
-        (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT"),
+        (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
     ],
@@ -164,6 +165,11 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
     assert exit_.value.code == 2
     assert len(lines) == 1 and lines[0].startswith("linformer: error: ") and message in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_names_are_explained_only_where_they_have_a_successor(capsys):
+    assert fail(capsys, "bench", "--teacher", "x").endswith("unrecognized arguments: --teacher x")
+    assert fail(capsys, "adapters", "--adapter", "x").endswith("unrecognized arguments: --adapter x")
 
 
 def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):

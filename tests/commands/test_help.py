@@ -50,6 +50,16 @@ def test_help_of_a_command(name, capsys):
     assert headings and headings == [title for title in TITLES if title in headings]
 
 
+def test_rare_settings_are_listed_by_help_all_and_given_like_others(capsys):
+    assert "--adam_beta1" not in help_of("pretrain", capsys=capsys)
+    with pytest.raises(SystemExit, match="0"):
+        main(["pretrain", "--help_all"])
+    text = capsys.readouterr().out
+    assert _HEADING.findall(text)[-3:] == ["Rare settings", "General", "Example"]
+    assert entry(text, "--adam_beta1").endswith("[default: 0.9]")
+    assert parse(["pretrain", "--adam_beta1", "0.5"])[1].adam_beta1 == 0.5
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_help_fits_the_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -38,14 +38,14 @@ T = TypeVar("T")
 # Settings of earlier versions, and what does the same today.
 EARLIER = {
     "in_place": "`linformer linearize`",
-    "source": "the argument MODEL",
-    "teacher": "the argument MODEL",
+    "source": "MODEL, the first argument",
+    "teacher": "MODEL, the first argument",
     "output": "--out",
     "bf16": "--dtype bfloat16",
     "fp16": "--dtype float16",
     "use_cpu": "--device cpu",
     "per_device_eval_batch_size": "--per_device_train_batch_size, also in evaluation",
-    "choose": "always",
+    "choose": "always, by --energy",
     "adapter": "--adapter_rank 16",
 }
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
@@ -223,7 +223,7 @@ def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
     """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
     name, known = name.replace("-", "_"), list(known)
     today = EARLIER.get(name, "")
-    if today and (not today.startswith("--") or re.split(r"\W+", today)[1] in known):
+    if today.startswith("`") or not set(re.findall(r"\w+", today.lower())).isdisjoint(known):
         return f" (now {today})"
     close = difflib.get_close_matches(name, known, 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""
