@@ -66,8 +66,8 @@ SHARDED = {"fully_shard": "true"}
 def test_resumed_equals_uninterrupted(command, tmp_path):
     """Other tests resume fine-tuning and texts without workers."""
     cases = [
-        (("pretrain", "true", 4, 2), {}),
-        (("distill", "false", 1, 0), {}),
+        (("pretrain", "bfloat16", 4, 2), {}),
+        (("distill", "float32", 1, 0), {}),
     ]
     check(command, cases, tmp_path, processes=1, cuts=(False,))
 
@@ -75,7 +75,7 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
 @pytest.mark.slow
 def test_in_two_processes_too(command, tmp_path):
     """A model in pieces."""
-    cases = [(("pretrain", "true", 2, 0), SHARDED)]
+    cases = [(("pretrain", "bfloat16", 2, 0), SHARDED)]
     check(command, cases, tmp_path, processes=2, cuts=(False,))
 
 
