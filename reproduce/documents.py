@@ -11,7 +11,7 @@ adapter. All get the same first n tokens of a text. What is measured (`--tasks`)
   2024, arXiv 2404.12096, with sentences of our own).
 - cost: time for one text, tokenisation included, and memory.
 
-    linformer convert sentence-transformers/all-MiniLM-L6-v2 student --in_place --adapter all-MiniLM-L6-v2-4096
+    linformer linearize sentence-transformers/all-MiniLM-L6-v2 student --adapter all-MiniLM-L6-v2-4096
     python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
 
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.

@@ -2,7 +2,7 @@
 
 Cosine of each model's embeddings to those of the first for the same texts, truncated to several lengths.
 
-    linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place
+    linformer linearize sentence-transformers/all-MiniLM-L6-v2 linear
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
 For 200 texts of up to 512 tokens each model takes a minute on two cores.
@@ -27,6 +27,7 @@ from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
+from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 
@@ -90,7 +91,8 @@ def load(name: str, precision: Precision, batch_size: int, *, field: str = "mode
 def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     """The options of an `Embedder`."""
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
-    return {"batch_size": batch_size, "dtype": dtype, "bf16": "auto" if precision == "mixed" else "false"}
+    autocast = fast_dtype("auto" if precision == "mixed" else "float32", best_device())
+    return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
 
 
 def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:

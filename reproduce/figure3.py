@@ -158,7 +158,6 @@ def _values(settings: Settings, n: int, seed: int, updates: int) -> dict[str, An
             "eval_steps": every,
             "save_steps": every,
             "per_device_train_batch_size": batch,
-            "per_device_eval_batch_size": batch,
         }
     )
 

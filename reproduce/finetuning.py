@@ -34,7 +34,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, Seed, Training, settings
-from linformer_kit.environment import device_of, use_bf16
+from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
@@ -164,7 +164,7 @@ def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, ra
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARM_UP * updates), updates)
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16("auto", on_cpu=device.type == "cpu"))
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype("auto", device) == torch.bfloat16)
     losses = []
     start = time.perf_counter()
     for _ in range(settings.epochs):

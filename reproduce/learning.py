@@ -56,7 +56,6 @@ BASE: dict[str, Any] = {
     "split_seed": 0,
     "max_steps": 1000,
     "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 64,
     "warmup_steps": 125,
     "eval_steps": 125,
     "save_steps": 500,
@@ -178,7 +177,6 @@ STUDIES = {
             "max_position_embeddings": 512,
             "projected_dim": 128,
             "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 16,
         },
         {
             "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
@@ -196,7 +194,6 @@ STUDIES = {
             "max_position_embeddings": 2048,
             "projected_dim": 128,
             "per_device_train_batch_size": 2,
-            "per_device_eval_batch_size": 4,
         },
         {
             "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),

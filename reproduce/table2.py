@@ -202,7 +202,6 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         max_eval_samples=settings.max_eval_samples,
         num_train_epochs=settings.num_train_epochs,
         per_device_train_batch_size=settings.per_device_train_batch_size,
-        per_device_eval_batch_size=64,
         report_to="none",
     )
 

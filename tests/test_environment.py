@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from linformer_kit import environment as environment_module
-from linformer_kit.environment import environment, use_bf16
+from linformer_kit.environment import environment, fast_dtype
 from linformer_kit.operator.kernels import Processor
 
 
@@ -62,15 +62,15 @@ def processor(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize(("asked", "result"), [("true", True), ("false", False)])
+@pytest.mark.parametrize(("asked", "result"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
 @pytest.mark.parametrize("available", [True, False])
 def test_what_is_asked_for_wins(processor, available, asked, result):
     processor(available)
-    assert use_bf16(asked, on_cpu=True) is result
+    assert fast_dtype(asked, torch.device("cpu")) is result
 
 
 @pytest.mark.parametrize("available", [True, False])
 def test_auto_is_what_the_gpu_has_and_does_not_emulate(monkeypatch, available):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: available or including_emulation)
-    assert use_bf16("auto", on_cpu=False) is available
+    assert (fast_dtype("auto", torch.device("cuda")) is torch.bfloat16) == available

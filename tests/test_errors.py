@@ -70,7 +70,7 @@ def test_a_command_says_it_in_one_line_and_exits_1(error, line, capsys, monkeypa
 
     monkeypatch.setattr(finetune, "main", fail)
     with pytest.raises(SystemExit) as exit_:
-        main(["finetune", "--model", "m"])
+        main(["finetune", "m"])
     assert exit_.value.code == 1 and capsys.readouterr().err == f"linformer: error: {line}\n"
 
 
@@ -80,7 +80,7 @@ def test_our_own_errors_are_tracebacks(monkeypatch):
 
     monkeypatch.setattr(finetune, "main", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        main(["finetune", "--model", "m"])
+        main(["finetune", "m"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")

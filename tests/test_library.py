@@ -55,8 +55,8 @@ def trainings(folder: Path) -> dict:
     corpus.mkdir()
     write_corpus(corpus)
     texts.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(24)))
-    usual = {"report_to": "none", "bf16": "false", "max_steps": 2, "logging_steps": 1}
-    usual |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 3, "learning_rate": 1e-3}
+    usual = {"report_to": "none", "dtype": "float32", "max_steps": 2, "logging_steps": 1}
+    usual |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
     often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1, "cache_dir": cache}
     sizes, encoder = ModelSettings(**PRETRAIN_SIZES), str(write_model(folder / "encoder", "number 0 1 2"))
     named = {"train_file": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
@@ -69,7 +69,7 @@ def trainings(folder: Path) -> dict:
         finetune.finetune: FinetuneSettings(
             model=encoder, train_file=[str(texts)], output_dir=outputs["finetune"], **usual
         ),
-        distill.distill: DistillSettings(teacher=teacher, output_dir=outputs["distill"], **named, **usual, **often),
+        distill.distill: DistillSettings(model=teacher, output_dir=outputs["distill"], **named, **usual, **often),
     }
 
 

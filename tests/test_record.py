@@ -142,7 +142,7 @@ def trained(command: str) -> Numbers:
     """The losses of a hundred updates."""
     with tempfile.TemporaryDirectory() as name:
         folder, output = Path(name), Path(name) / "out"
-        options: dict[str, Any] = _STEPS | {"per_device_train_batch_size": 3, "report_to": "none", "bf16": "false"}
+        options: dict[str, Any] = _STEPS | {"per_device_train_batch_size": 3, "report_to": "none", "dtype": "float32"}
         options |= {"cache_dir": folder / "cache"}
         (folder / "texts").mkdir()
         if command == "pretrain":
@@ -159,7 +159,7 @@ def trained(command: str) -> Numbers:
                 del options["save_steps"], options["cache_dir"]  # checkpoints are at evaluations
             else:
                 (folder / "texts" / "words.txt").write_text("\n\n".join(words))
-                arguments = [str(teacher), str(output), f"--train_file={folder / 'texts'}"]
+                arguments = [str(teacher), f"--output_dir={output}", f"--train_file={folder / 'texts'}"]
                 options |= {"projected_dim": 5, "max_eval_samples": 5, "validation_fraction": 0.3, "seed": 3}
                 options |= {"document": "line", "projection": "linear", "sliding_window": 3}
         main([command, *arguments, *(f"--{name}={value}" for name, value in options.items())])

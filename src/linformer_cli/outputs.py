@@ -19,14 +19,15 @@ def check_output(settings: Any) -> None:
     if resumable:
         check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
     goes_on = resumable and (settings.resume or settings.overwrite)
-    for name in ("out", "output_dir"):
-        folder = getattr(settings, name, None)
-        if folder is not None and resumable:
-            check_no_run(Path(folder), goes_on=goes_on)
-        elif folder is not None:
-            check_new_folder(name, folder)
-    if (output := getattr(settings, "output", None)) is not None:
-        check_new_files([Path(output), Path(f"{output}.part")], goes_on=goes_on)
+    out, folder = getattr(settings, "out", None), getattr(settings, "output_dir", None)
+    if folder is not None and resumable:
+        check_no_run(Path(folder), goes_on=goes_on)
+    elif folder is not None:
+        check_new_folder("output_dir", folder)
+    if out is not None and resumable:
+        check_new_files([Path(out), Path(f"{out}.part")], goes_on=goes_on)
+    elif out is not None:
+        check_new_folder("out", out)
 
 
 def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
@@ -70,7 +71,7 @@ def check_new_files(paths: Iterable[Path], *, goes_on: bool) -> None:
     """Raise an error if one of the files of an output exists, unless it goes on or is overwritten, or is a folder."""
     paths = list(paths)
     if folder := next(filter(Path.is_dir, paths), None):
-        raise InputError(f"output: expected a file, got the folder {folder}")
+        raise InputError(f"out: expected a file, got the folder {folder}")
     if (existing := next(filter(Path.exists, paths), None)) and not goes_on:
         advice = "continue with --resume, or start again with --overwrite"
-        raise InputError(f"output: expected a new file, got {existing}; {advice}")
+        raise InputError(f"out: expected a new file, got {existing}; {advice}")

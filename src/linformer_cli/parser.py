@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn
@@ -18,8 +19,8 @@ import yaml
 
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
-from linformer_cli.settings.declare import TITLES, Setting, meant, settings_of
-from linformer_cli.settings.files import spelled
+from linformer_cli.settings.declare import TITLES, Setting, settings_of, suggestion
+from linformer_cli.settings.files import as_text, flat
 from linformer_cli.table import COMMANDS, RECIPES
 
 _WIDTH = max(map(len, COMMANDS)) + 1
@@ -37,7 +38,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     name = next(iter(arguments), "--help")
     if name not in COMMANDS:
         _overview().parse_known_args([name])  # ends after --help and --version
-        raise InputError(f"expected a command, got {name}{meant(name, COMMANDS)}; `linformer --help` lists them")
+        raise InputError(f"expected a command, got {name}{suggestion(name, COMMANDS)}; `linformer --help` lists them")
     command, program = COMMANDS[name], f"linformer {name}"
     texts = {"description": f"{command.summary}.", "epilog": f"Example:\n  {program} {command.example}".rstrip()}
     return name, parse_settings(program, command.settings, arguments[1:], recipe=command.recipe, **texts)
@@ -66,23 +67,37 @@ def parse_settings(
     first = _Parser()
     _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
-    layers = [_read_yaml(Path(os.path.expanduser(path))) for path in files.config]
+    layers = [flat(_read_yaml(Path(os.path.expanduser(path)))) for path in files.config]
     if recipe:
-        layers.insert(0, _read_yaml(_recipe_file(files.recipe)))
+        layers.insert(0, flat(_read_yaml(_recipe_file(files.recipe))))
     named = {word.partition("=")[0] for word in words}
-    positionals = _positionals(settings, named)
-    parser = _Parser(_usage(program, settings, positionals, has_recipe=bool(recipe)), description, epilog)
-    _add_settings(parser, settings, positionals, layers[0] if recipe else {})
+    needed = [each for each in settings.values() if each.is_needed and not (recipe or each.group == TITLES[0])]
+    places = [each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named]
+    places.sort(key=lambda each: not each.is_needed)
+    usage = [program, *map(_placeholder, places), *(f"--{each.name} {each.metavar}" for each in needed), "[options]"]
+    parser = _Parser(" ".join(usage), description, epilog)
+    shown = TITLES if "--help_all" in words else TITLES[:-1]
+    options = [each for each in settings.values() if each not in places]
+    for title in TITLES:  # shown only with settings
+        group = parser.add_argument_group(title)
+        for setting in (each for each in options if each.group == title):
+            _add_option(group, setting, layers[0] if recipe else {}, is_shown=title in shown)
+        for setting in (each for each in places if each.group == title):
+            _add_by_place(group, setting)
     general = _add_general(parser)
+    general.add_argument("--help_all", action="help", help="Show rare settings too, and exit.")
     _add_files(general, recipe)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        option = unknown[0].partition("=")[0].removeprefix("--")
-        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
+        option = unknown[0].partition("=")[0]
+        advice = suggestion(option.removeprefix("--"), settings, "--")
+        if not option.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
+            advice = f" (did you mean --output_dir {option}?)"
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
-    values = kind(**_merged(layers))
+    values = kind(**_nested(functools.reduce(operator.or_, layers)))
     if parsed.print_config:
         print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="", flush=True)
         raise SystemExit(0)
@@ -127,40 +142,6 @@ def _add_files(parser: Any, recipe: str) -> None:
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
 
 
-def _positionals(settings: Mapping[str, Setting], named: Collection[str]) -> list[Setting]:
-    """The settings that are given without their names, needed ones first.
-
-    One that is given by its name, as `--model`, is an option like the others.
-    """
-    arguments = (each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named)
-    return sorted(arguments, key=lambda each: not each.is_needed)
-
-
-def _usage(program: str, settings: Mapping[str, Setting], positionals: Sequence[Setting], *, has_recipe: bool) -> str:
-    """The program with what it needs."""
-    named = [each for each in settings.values() if each.is_needed and not has_recipe and each not in positionals]
-    words = [_placeholder(each) for each in positionals]
-    return " ".join([program, *words, *(f"--{each.name} {each.metavar}" for each in named), "[options]"])
-
-
-def _add_settings(
-    parser: _Parser, settings: Mapping[str, Setting], positionals: Sequence[Setting], recipe: Mapping[str, Any]
-) -> None:
-    """Add the settings by group; only what is given on the command line comes out of the parser."""
-    for title in TITLES:
-        group = parser.add_argument_group(title)  # shown only with settings
-        for setting in (each for each in settings.values() if each.group == title and each not in positionals):
-            _add_option(group, setting, _help(setting, recipe))
-        for each in positionals if title == TITLES[0] else ():
-            several: dict[str, Any] = {"nargs": "+" if each.is_needed else "*"} if list in each.kinds else {}
-            named_so: dict[str, Any] = {
-                "metavar": each.name.upper(),
-                "help": each.sentence,
-                "default": argparse.SUPPRESS,
-            }
-            group.add_argument(each.name, **named_so, **several)
-
-
 def _placeholder(argument: Setting) -> str:
     """What stands for an argument in the usage: FILE, FILE ... for several, or [FILE ...] for any number."""
     name = argument.name.upper()
@@ -169,26 +150,31 @@ def _placeholder(argument: Setting) -> str:
     return f"{name} ..." if argument.is_needed else f"[{name} ...]"
 
 
-def _add_option(group: Any, setting: Setting, text: str) -> None:
-    metavar = setting.metavar
+def _add_by_place(group: Any, argument: Setting) -> None:
+    """Add an argument that is given by its place; one that is given by its name, as `--model`, is an option."""
+    named = {"metavar": argument.name.upper(), "help": argument.sentence, "default": argparse.SUPPRESS}
+    group.add_argument(argument.name, nargs="*" if list in argument.kinds else "?", **named)
+
+
+def _add_option(group: Any, setting: Setting, recipe: Mapping[str, Any], *, is_shown: bool) -> None:
+    """Add an option; only what is given on the command line comes out of the parser."""
+    metavar, text = setting.metavar, _help(setting, recipe)
     if len(setting.name) + len(metavar) > _WIDEST:
         metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"help": text.replace("%", "%%") if is_shown else argparse.SUPPRESS}
     if bool in setting.kinds:
-        options = {"nargs": "?", "const": "true"}
+        options |= {"nargs": "?", "const": "true"}
     elif list in setting.kinds:
-        options = {"nargs": "+"}
-    text = text.replace("%", "%%")  # argparse takes it as a format
-    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, help=text, **options)
+        options |= {"nargs": "+"}
+    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, **options)
 
 
 def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
     """What a setting does, and its value in the recipe or its default."""
-    owner, _, last = setting.name.rpartition(".")
-    values = recipe.get(owner, {}) if owner else recipe
-    if last in values:
-        return setting.sentence + (f" [recipe: {spelled(values[last])}]" if values[last] is not None else "")
-    return setting.sentence + (f" [default: {setting.default}]" if setting.default else "")
+    kind, value = "default", setting.default
+    if setting.name in recipe:
+        kind, value = "recipe", "" if recipe[setting.name] is None else as_text(recipe[setting.name])
+    return setting.sentence + (f" [{kind}: {value}]" if value else "")
 
 
 def _value(given: Any, setting: Setting) -> Any:
@@ -203,18 +189,16 @@ def _value(given: Any, setting: Setting) -> Any:
     return given if setting.kinds <= {list, NoneType} else given[0]
 
 
-def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Settings by name, later layers overriding; names with dots, and nested mappings, are nested settings."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            owner, _, last = name.rpartition(".")
-            place = merged.setdefault(owner, {}) if owner else merged
-            if not isinstance(place, dict):
-                raise InputError(f"{owner}: expected settings by name, got {place!r}")
-            is_nested = isinstance(value, dict) and isinstance(place.get(last), dict)
-            place[last] = place[last] | value if is_nested else value
-    return merged
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by names with dots as nested settings."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        owner, _, last = name.rpartition(".")
+        place = nested.setdefault(owner, {}) if owner else nested
+        if not isinstance(place, dict):
+            raise InputError(f"{owner}: expected settings by name, got {place!r}")
+        place[last] = value
+    return nested
 
 
 def _recipe_file(name: str) -> Path:

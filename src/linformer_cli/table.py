@@ -28,9 +28,9 @@ class Command(NamedTuple):
 # In the order of help; commands of one topic follow each other.
 _USE, _TRAIN, _CONVERT, _MEASURE = "Use a model", "Train", "Convert", "Measure"
 COMMANDS = {
-    "predict": Command(_S.PredictSettings, _USE, "inference.predict", "my-classifier new.csv --output answers.jsonl"),
+    "predict": Command(_S.PredictSettings, _USE, "inference.predict", "my-classifier new.csv --out answers.jsonl"),
     "evaluate": Command(_S.EvaluateSettings, _USE, "inference.evaluate", "my-classifier more.csv"),
-    "embed": Command(_S.EmbedSettings, _USE, "inference.embed", "my-encoder articles.jsonl --output vectors.npy"),
+    "embed": Command(_S.EmbedSettings, _USE, "inference.embed", "my-encoder articles.jsonl --out vectors.npy"),
     "fill-mask": Command(
         _S.FillMaskSettings, _USE, "inference.fill_mask", "my-model 'def __init__(<mask>, name):' --top_k 3"
     ),
@@ -41,15 +41,21 @@ COMMANDS = {
         "--train_file notes/ corpus.jsonl --output_dir my-model",
         "tiny",
     ),
-    "finetune": Command(_S.FinetuneSettings, _TRAIN, "training.finetune", "--model my-model --train_file reviews.csv"),
+    "finetune": Command(_S.FinetuneSettings, _TRAIN, "training.finetune", "my-model --train_file reviews.csv"),
     "distill": Command(
-        _S.DistillSettings, _TRAIN, "training.distill", "my-bert linear-bert --train_file articles/ books/"
+        _S.DistillSettings, _TRAIN, "training.distill", "my-bert --train_file articles/ --output_dir linear-bert"
+    ),
+    "linearize": Command(
+        _S.LinearizeCommandSettings,
+        _CONVERT,
+        "interop.linearize",
+        "BAAI/bge-small-en-v1.5 long --max_position_embeddings 4096",
     ),
     "convert": Command(
         _S.ConvertSettings, _CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256"
     ),
     "adapters": Command(_S.AdaptersSettings, _CONVERT, "training.adapter", ""),
     "export": Command(_S.ExportSettings, _CONVERT, "export.folder", "my-classifier served --int8"),
-    "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --choose --energy 0.8"),
+    "spectrum": Command(_S.SpectrumSettings, _MEASURE, "analysis.spectrum", "my-model --energy 0.8"),
     "bench": Command(_S.BenchSettings, _MEASURE, "analysis.bench", "--lengths 512 2048 --device cuda"),
 }

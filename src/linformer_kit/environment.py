@@ -1,4 +1,4 @@
-"""Hardware and software of this machine: device, memory of the process, bf16 support, versions, commit."""
+"""Hardware and software of this machine: device, memory of the process, fast data type, versions, commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from linformer_cli._version import __version__
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import input_errors
 from linformer_kit.operator.kernels import Processor
 
 
@@ -66,25 +66,20 @@ def best_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
-    """Whether to use bf16 mixed precision: as set, or with `auto` if the processor has bf16 instructions.
+# Data types of weights by the setting `dtype`; None: as they are.
+WEIGHT_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
-    Args:
-        asked: The setting: auto, true or false.
-        on_cpu: Whether it is for the CPU or for an accelerator.
-        fp16: Whether weights or products are in float16, which cannot be mixed with bfloat16.
 
-    Raises:
-        InputError: for true with weights in float16.
-    """
-    if fp16 and asked == "true":
-        raise InputError("bf16: expected auto or false with weights in float16, got true")
-    if asked != "auto" or fp16:
-        return asked == "true"
-    if on_cpu:
+def fast_dtype(asked: str, device: torch.device) -> torch.dtype:
+    """The data type of that name; `auto`: bfloat16 if the processor has instructions for it, else float32."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if device.type == "cpu":
         here = Processor.here()
-        return bool(here.capabilities) and here.has_instructions(torch.bfloat16)
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        is_fast = bool(here.capabilities) and here.has_instructions(torch.bfloat16)
+    else:
+        is_fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if is_fast else torch.float32
 
 
 def _processor() -> str:

@@ -90,6 +90,6 @@ def test_memory_of_training_holds_activations(monkeypatch):
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_auto_is_bfloat16_where_the_processor_has_it(has_bf16, monkeypatch):
-    monkeypatch.setattr(measure, "use_bf16", lambda *_, **__: has_bf16)
+    monkeypatch.setattr(measure, "fast_dtype", lambda *_: torch.bfloat16 if has_bf16 else torch.float32)
     assert dtype_of("auto", CPU) == ("bfloat16" if has_bf16 else "float32")
     assert dtype_of("float16", CPU) == "float16"

@@ -38,7 +38,6 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
     assert "| layer | share of the 5 largest |" in out and "All heads of all layers" in out
     assert (tmp_path / "out" / "spectrum.md").read_text() in out
     assert (tmp_path / "out" / "spectrum.png").stat().st_size > 20_000
-    assert not (tmp_path / "out" / "projected_dims.yaml").exists()
     assert (results["samples"], results["tokens"], results["seq_len"]) == (7, 7 * 23, 23)
     assert np.shape(results["cumulative"]) == np.shape(results["spread"]) == (2, 3, 23)
     # The first sequence of each file: start, tokens, end.
@@ -51,9 +50,18 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
 
 
 @pytest.mark.e2e
+def test_weights_in_bfloat16(model, corpus, tmp_path):
+    short, exact = (
+        run(model, corpus, tmp_path / dtype, "--dtype", dtype)["cumulative"] for dtype in ("bfloat16", "float32")
+    )
+    np.testing.assert_allclose(short, exact, atol=1e-2)
+    assert short != exact
+
+
+@pytest.mark.e2e
 def test_what_is_chosen_trains(model, corpus, tmp_path, capsys, caplog):
     """From all sequences that there are; fewer than asked for are said."""
-    results = run(model, corpus, tmp_path / "out", "--choose", "--energy", "0.8", "--samples", "100000")
+    results = run(model, corpus, tmp_path / "out", "--energy", "0.8", "--samples", "100000")
     assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
     chosen = results["projected_dim"]
     written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]

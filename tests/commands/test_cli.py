@@ -28,11 +28,11 @@ def test_recipe_then_config_then_command_line(tmp_path):
     ("arguments", "name", "value"),
     [
         (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
-        (["--fp16", "--seed", "1"], "fp16", True),
+        (["--torch_compile", "--seed", "1"], "torch_compile", True),
         (["--overwrite", "1"], "overwrite", True),
         (["--overwrite", "0", "--resume", "on"], "overwrite", False),
         (["--resume", "yes"], "resume", True),
-        (["--bf16", "true"], "bf16", "true"),
+        (["--dtype", "bfloat16"], "dtype", "bfloat16"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
         (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["b.txt"]),
         (["--train_file="], "train_file", [""]),  # not none, for which other text would be taken
@@ -46,19 +46,19 @@ def test_spellings(arguments, name, value):
 @pytest.mark.parametrize(
     "words",
     [
-        ["MODEL", "a.csv", "b.csv", "--output", "OUT"],
-        ["--output", "OUT", "MODEL", "a.csv", "b.csv"],
-        ["MODEL", "a.csv", "--output", "OUT", "b.csv"],
-        ["--model", "MODEL", "a.csv", "b.csv", "--output=OUT"],
-        ["a.csv", "b.csv", "--output", "OUT", "--model=MODEL"],
-        ["MODEL", "--file", "a.csv", "b.csv", "--output", "OUT", "--overwrite", "no"],
+        ["MODEL", "a.csv", "b.csv", "--out", "OUT"],
+        ["--out", "OUT", "MODEL", "a.csv", "b.csv"],
+        ["MODEL", "a.csv", "--out", "OUT", "b.csv"],
+        ["--model", "MODEL", "a.csv", "b.csv", "--out=OUT"],
+        ["a.csv", "b.csv", "--out", "OUT", "--model=MODEL"],
+        ["MODEL", "--file", "a.csv", "b.csv", "--out", "OUT", "--overwrite", "no"],
     ],
 )
 def test_arguments_by_place_or_name_and_several_files(words):
     settings = parse(["predict", *words])[1]
-    assert (settings.model, settings.file, settings.output) == ("MODEL", ["a.csv", "b.csv"], "OUT")
+    assert (settings.model, settings.file, settings.out) == ("MODEL", ["a.csv", "b.csv"], "OUT")
     embed = parse(["embed", *(word.replace("OUT", "OUT.npy") for word in words)])[1]
-    assert (embed.model, embed.file, embed.output) == ("MODEL", ["a.csv", "b.csv"], "OUT.npy")
+    assert (embed.model, embed.file, embed.out) == ("MODEL", ["a.csv", "b.csv"], "OUT.npy")
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,17 @@ def test_evaluate_takes_files_as_predict_does(words, files):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["predict", "MODEL", "a.csv", "--output", "OLD"], "output: expected a new file, got OLD; continue with"),
-        (["embed", "MODEL", "a.csv", "--output", "OLD.npy"], "output: expected a new file, got OLD.npy.part; continue"),
+        (["predict", "MODEL", "a.csv", "--out", "OLD"], "out: expected a new file, got OLD; continue with"),
+        (["embed", "MODEL", "a.csv", "--out", "OLD.npy"], "out: expected a new file, got OLD.npy.part; continue"),
         (
             ["evaluate", "MODEL", "a.csv", "--output_dir", "FULL"],
             "output_dir: expected a new or empty folder, got FULL",
         ),
         (["export", "MODEL", "FULL"], "out: expected a new or empty folder, got FULL, which exists"),
-        (["distill", "MODEL", "FULL"], "output_dir: expected a folder without a run, but FULL holds one; "),
+        (
+            ["distill", "MODEL", "--output_dir", "FULL"],
+            "output_dir: expected a folder without a run, but FULL holds one; ",
+        ),
     ],
 )
 def test_an_output_that_exists_is_an_error_before_a_library_is_imported(words, message, capsys, tmp_path, monkeypatch):
@@ -114,7 +117,7 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
     assert (settings.output_dir, settings.train_file) == ("/home/someone/run", ["/home/someone/a.txt"])
     assert (settings.from_model, settings.model.hidden_act) == ("/home/someone/model", "~/gelu")
     assert parse(["convert", "~/a", "~/b"])[1].out == "/home/someone/b"
-    assert parse(["convert", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
+    assert parse(["linearize", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
     assert parse(["fill-mask", "~/a", "~/text"])[1].text == "~/text"
 
 
@@ -138,11 +141,18 @@ def test_names_in_a_list_stay_as_they_are():
         (["pretrain", "--recipe", "huge"], "recipe: expected one of"),
         (["pretrain", "--config", "none.yaml"], "none.yaml: No such file or directory"),
         (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 600"),
-        (["pretrain", "--fully_shard", "true", "--use_cpu", "true"], "fully_shard: expected several processes, as torchrun starts them, got one"),
+        (["pretrain", "--fully_shard", "true", "--device", "cpu"], "fully_shard: expected several processes, as torchrun starts them, got one"),
         (["pretrain", "--load_best_model_at_end", "true", "--eval_steps", "3", "--save_steps", "5"], "save_steps: expected 3, as eval_steps, with load_best_model_at_end, got 5"),
         (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
-        (["fill-mask", "folder"], "the following arguments are required: TEXT"),
+        (["fill-mask", "folder"], "text: expected a value, got none"),
         (["finetune"], "model: expected a value, got none"),
+        (["convert", "MODEL", "OUT", "--in_place"], "unrecognized arguments: --in_place (now `linformer linearize`)"),
+        (["convert", "--source", "MODEL", "OUT"], "unrecognized arguments: --source (now MODEL, the first argument)"),
+        (["embed", "MODEL", "a.csv", "--output=b.npy"], "unrecognized arguments: --output=b.npy (now --out)"),
+        (["distill", "MODEL", "--adapter"], "unrecognized arguments: --adapter (now --adapter_rank 16)"),
+        (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype bfloat16)"),
+        (["finetune", "MODEL", "--use-cpu"], "unrecognized arguments: --use-cpu (now --device cpu)"),
+        (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
     ],
@@ -155,6 +165,11 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
     assert exit_.value.code == 2
     assert len(lines) == 1 and lines[0].startswith("linformer: error: ") and message in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_names_are_explained_only_where_they_have_a_successor(capsys):
+    assert fail(capsys, "bench", "--teacher", "x").endswith("unrecognized arguments: --teacher x")
+    assert fail(capsys, "adapters", "--adapter", "x").endswith("unrecognized arguments: --adapter x")
 
 
 def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
@@ -193,10 +208,10 @@ def test_bad_files_of_settings(content, message, capsys, tmp_path, monkeypatch):
 
 def test_a_file_of_settings_means_what_the_command_line_means(tmp_path):
     (tmp_path / "some.yaml").write_text(
-        "fp16: yes\nbf16: false\nseed: 010\ntokenizer: no\nsplit_seed: null\nmodel: {projected_dim: [[3, 2], [1, 2]]}\n"
+        "torch_compile: yes\ndtype: float16\nseed: 010\ntokenizer: no\nsplit_seed: null\nmodel: {projected_dim: [[3, 2], [1, 2]]}\n"
     )
     settings = parse(["pretrain", "--config", str(tmp_path / "some.yaml")])[1]
-    assert (settings.fp16, settings.bf16, settings.seed, settings.tokenizer) == (True, "false", 10, "no")
+    assert (settings.torch_compile, settings.dtype, settings.seed, settings.tokenizer) == (True, "float16", 10, "no")
     assert settings.split_seed is None and settings.model.projected_dim == [[3, 2], [1, 2]]
     with pytest.raises(SystemExit):
         main(["bench", "--lengths", "[yes, 512]"])

@@ -83,17 +83,17 @@ def test_a_fairseq_file(tmp_path, capsys):
     [
         (
             ["nowhere", "OUT"],
-            "source: expected a pretrained encoder, got nowhere, which is no folder here; from the hub: ",
+            "model: expected a pretrained encoder, got nowhere, which is no folder here; from the hub: ",
         ),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["FILE", "OUT", "--sharing", "none"],
-            "sharing: expected none for a fairseq file, which determines it, got 'none'",
+            "sharing: expected none for a model that determines it, got 'none'",
         ),
         (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
         (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
-        (["LINEAR", "OUT"], "source: expected a model with full attention, got a Linformer in"),
+        (["LINEAR", "OUT"], "model: expected a model with full attention, got a Linformer in"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
@@ -119,7 +119,7 @@ def test_what_is_left_out_is_named(tmp_path, capsys):
     told = "Weights of the source that are not in the result: "
     out = capsys.readouterr().out
     assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in out
-    assert "No tokenizer: the source has none; give one with --tokenizer." in out
+    assert "No tokenizer: the source has none." in out
     content = official.checkpoint("headwise", classification_head="imdb")
     torch.save(content, tmp_path / "model.pt")
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
@@ -135,17 +135,17 @@ def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
     source("BertModel", tmp_path / "theirs")
     monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
     with pytest.raises(KeyboardInterrupt):
-        convert.main(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
+        convert.main(ConvertSettings(model=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
     assert {path.name for path in tmp_path.iterdir()} == {"theirs"}
 
 
-def test_in_place(tmp_path, capsys):
+def test_linearize(tmp_path, capsys):
     """The model's own class, its head, its tokenizer and the files of sentence-transformers are kept."""
     source("BertForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
     options = ["--projected_dim", "[3, 5]", "--sharing", "layerwise", "--max_position_embeddings", "74"]
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
+    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
     shape = "n 74, k [3, 5], sharing layerwise, sliding_window 128, global_tokens 1"
     assert "LinearBertForMaskedLM" in out and shape in out
@@ -159,14 +159,14 @@ def test_in_place(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "limit", "embeds"),
+    ("command", "options", "limit", "embeds"),
     [
-        (["--in_place", "--max_position_embeddings", "74"], 74, True),
-        (["--attention", "full"], 13, True),
-        ([], 13, False),
+        ("linearize", ["--max_position_embeddings", "74"], 74, True),
+        ("convert", ["--attention", "full"], 13, True),
+        ("convert", [], 13, False),
     ],
 )
-def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, tmp_path, caplog):
+def test_only_an_embedder_keeps_how_texts_are_embedded(command, options, limit, embeds, tmp_path, caplog):
     """The limit of tokens stays; a model with untrained E and F is none, and `embed` says so."""
     source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
@@ -174,10 +174,10 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
     prompts = {"query": "w9 "}
     SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "theirs"))
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    main([command, str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
     (tmp_path / "texts.txt").write_text("w7 w9\n")
-    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
+    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npy"))])
     assert ("a plain encoder" in caplog.text) != embeds
     untrained = "E and F were never trained: the embeddings mean nothing yet" in caplog.text
     left_out = "theirs: not in the result: Pooling, Normalize, prompts" in caplog.text
@@ -186,12 +186,12 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     assert loaded.max_seq_length == limit
 
 
-def test_a_model_of_images_in_place(tmp_path, capsys):
+def test_linearize_a_model_of_images(tmp_path, capsys):
     sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
     config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
     ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
+    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--projected_dim", "7"])
     out = capsys.readouterr().out
     assert "LinearViTForImageClassification" in out and "tokenizer" not in out.lower()
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
@@ -199,12 +199,12 @@ def test_a_model_of_images_in_place(tmp_path, capsys):
     assert (tmp_path / "ours" / "preprocessor_config.json").exists()
 
 
-@pytest.mark.parametrize("options", [[], ["--in_place"]])
-def test_the_head_of_a_setfit_folder_is_named(options, tmp_path, caplog):
+@pytest.mark.parametrize("command", ["convert", "linearize"])
+def test_the_head_of_a_setfit_folder_is_named(command, tmp_path, caplog):
     source("BertModel", tmp_path / "theirs")
     (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
     (tmp_path / "theirs" / "model_head.pkl").write_bytes(b"")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    main([command, str(tmp_path / "theirs"), str(tmp_path / "ours")])
     assert "theirs: not in the result: model_head.pkl" in caplog.text
 
 
@@ -223,44 +223,40 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(adapter, "shipped_adapters", lambda: shipped)
     longer = ["--max_position_embeddings", "74"]
     for name, options in (("ours-37", []), ("ours-74", longer)):
-        main(["convert", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), "--in_place", *options])
-        advice = f"convert with `--adapter {name}`, which ships for this model, or run `linformer distill`"
+        main(["linearize", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), *options])
+        advice = f"add `--adapter {name}`, which ships for this model, or run `linformer distill`"
         assert advice in capsys.readouterr().out
     torch.nn.init.ones_(theirs.embeddings.LayerNorm.bias)  # other weights
     theirs.save_pretrained(tmp_path / "others")
-    main(["convert", str(tmp_path / "others"), str(tmp_path / "linear"), "--in_place"])
+    main(["linearize", str(tmp_path / "others"), str(tmp_path / "linear")])
     assert "--adapter" not in capsys.readouterr().out
 
 
-def test_rejected_in_place(tmp_path, capsys):
+def test_linearize_rejects(tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
-    error = fail(capsys, "convert", tmp_path / "gpt", tmp_path / "ours", "--in_place")
-    assert "source: expected a pretrained encoder, got GPT2LMHeadModel in" in error
+    error = fail(capsys, "linearize", tmp_path / "gpt", tmp_path / "ours")
+    assert "model: expected a pretrained encoder, got GPT2LMHeadModel in" in error
     torch.save({}, tmp_path / "model.pt")
-    error = fail(capsys, "convert", tmp_path / "model.pt", tmp_path / "ours", "--in_place")
-    assert "source: expected an encoder of transformers with in_place, got" in error
+    error = fail(capsys, "linearize", tmp_path / "model.pt", tmp_path / "ours")
+    assert "model: expected a folder, got" in error and "which is a file" in error
     source("BertModel", tmp_path / "bert")
-    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place"])
+    main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear")])
     capsys.readouterr()
-    error = fail(capsys, "convert", tmp_path / "linear", tmp_path / "ours", "--in_place")
-    assert "source: expected one with full attention, got LinearBertModel, which is a Linformer" in error
+    error = fail(capsys, "linearize", tmp_path / "linear", tmp_path / "ours")
+    assert "model: expected one with full attention, got LinearBertModel, which is a Linformer" in error
     transformer(tmp_path / "full")
-    error = fail(capsys, "convert", tmp_path / "full", tmp_path / "ours", "--in_place")
-    assert error.endswith("LinformerForMaskedLM of this package; linformer convert without --in_place makes it linear")
+    error = fail(capsys, "linearize", tmp_path / "full", tmp_path / "ours")
+    assert error.endswith("LinformerForMaskedLM of this package; `linformer convert` makes it linear")
 
 
 def test_a_linear_one_made_longer(tmp_path, capsys):
     source("BertModel", tmp_path / "bert")
-    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place", "--projected_dim", "7"])
-    main(
-        ["convert", str(tmp_path / "linear"), str(tmp_path / "longer"), "--in_place", "--max_position_embeddings", "74"]
-    )
+    main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear"), "--projected_dim", "7"])
+    main(["linearize", str(tmp_path / "linear"), str(tmp_path / "longer"), "--max_position_embeddings", "74"])
     out = capsys.readouterr().out
     assert "n 74, k 7" in out and "untrained" not in out.partition("n 74")[2]
     short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
     ids = torch.randint(5, 53, (2, 31))
     torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
-    error = fail(
-        capsys, "convert", tmp_path / "longer", tmp_path / "no", "--in_place", "--max_position_embeddings", "5"
-    )
+    error = fail(capsys, "linearize", tmp_path / "longer", tmp_path / "no", "--max_position_embeddings", "5")
     assert "max_position_embeddings: expected at least 74 for mode extend, got 5" in error

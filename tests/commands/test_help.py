@@ -37,8 +37,9 @@ def test_help_of_a_command(name, capsys):
     assert all(len(each.sentence) > 9 for each in settings_of(command.settings))
     for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
-    settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group != "Arguments"]
-    general = ["--help", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
+    shown = [each for each in settings_of(command.settings) if each.group not in ("Arguments", TITLES[-1])]
+    settings = [f"--{each.name}" for each in shown]
+    general = ["--help", "--help_all", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
     assert sorted(_OPTION.findall(text)) == sorted(settings + general)
     for option in settings + general:
         told = entry(text, option)
@@ -47,6 +48,16 @@ def test_help_of_a_command(name, capsys):
     assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|Literal|MISSING|SUPPRESS|site-packages", text)
     headings = [each for each in _HEADING.findall(text) if each not in ("General", "Example")]
     assert headings and headings == [title for title in TITLES if title in headings]
+
+
+def test_rare_settings_are_listed_by_help_all_and_given_like_others(capsys):
+    assert "--adam_beta1" not in help_of("pretrain", capsys=capsys)
+    with pytest.raises(SystemExit, match="0"):
+        main(["pretrain", "--help_all"])
+    text = capsys.readouterr().out
+    assert _HEADING.findall(text)[-3:] == ["Rare settings", "General", "Example"]
+    assert entry(text, "--adam_beta1").endswith("[default: 0.9]")
+    assert parse(["pretrain", "--adam_beta1", "0.5"])[1].adam_beta1 == 0.5
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -59,10 +70,10 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "usage"),
     [
-        ("distill", "TEACHER OUTPUT_DIR"),
+        ("distill", "MODEL"),
         ("pretrain", ""),
-        ("finetune", "--model MODEL"),
-        ("embed", "MODEL FILE ... --output FILE"),
+        ("finetune", "MODEL"),
+        ("embed", "MODEL FILE ... --out FILE"),
         ("evaluate", "MODEL [VALIDATION_FILE ...]"),
     ],
 )
@@ -74,7 +85,7 @@ def test_usage(name, usage, capsys):
     ("name", "option", "told"),
     [
         ("distill", "--projection", "[default: mean_pool]"),
-        ("convert", "--projection", "[default: linear, in place mean_pool]"),
+        ("convert", "--projection", "[default: linear]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
     ],

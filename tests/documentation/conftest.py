@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,7 +40,7 @@ def run_command(command: str) -> None:
         assert program == "torchrun", command
         options = parse_args(words)
         assert options.module and options.training_script == "linformer_kit", command
-        run_processes(_PROCESSES, _one_process, _free_port(), os.getcwd(), options.training_script_args)
+        run_processes(_PROCESSES, _one_process, os.getcwd(), options.training_script_args)
 
 
 def run_python(block: str, replaced: Iterable[tuple[str, str]]) -> None:
@@ -63,11 +62,9 @@ def run_step(step: Step, options: str, replaced: Iterable[tuple[str, str]]) -> N
         run_command(f"{step.text} {options}")
 
 
-def _one_process(rank: int, port: int, folder: str, words: list[str]) -> None:
+def _one_process(rank: int, folder: str, words: list[str]) -> None:
     """A process of torchrun's."""
     os.chdir(folder)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": str(_PROCESSES), "LOCAL_WORLD_SIZE": str(_PROCESSES)}
     main(words)
 
 
@@ -78,12 +75,6 @@ def _run_script(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
     finally:
         sys.argv = before
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture

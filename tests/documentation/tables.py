@@ -54,8 +54,7 @@ GIVEN = {
 
 # Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
 _PRETRAIN = (
-    "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 "
-    "--per_device_train_batch_size 2 --per_device_eval_batch_size 4"
+    "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --per_device_train_batch_size 2"
 )
 OPTIONS = {
     "linformer pretrain": _PRETRAIN,

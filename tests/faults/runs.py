@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,32 +19,33 @@ _TIMES = ("per_second", "seconds_left", "memory_mib")
 UPDATES, BATCH = 12, 2
 
 
+_USUAL = {"max_steps": UPDATES, "logging_steps": 5, "report_to": "none", "save_total_limit": "null", "dtype": "float32"}
+_USUAL |= {"per_device_train_batch_size": BATCH}
+_OFTEN = {"eval_steps": 3, "save_steps": 1, "warmup_steps": 2, "seed": 3}  # a checkpoint after every update
+
+
 def pretrain_command(corpus: Path, folder: Path, **options: Any) -> list[str]:
-    """A pretraining with dropout, a checkpoint after every update, and lines of the log that no checkpoint fits."""
-    named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
-    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
-    named |= {"model.hidden_dropout_prob": 0.1, "cache_dir": corpus.parent / f"{corpus.name}-cache"}
+    """A pretraining with dropout, and lines of the log that no checkpoint fits."""
+    named = {"model.hidden_dropout_prob": 0.1, "cache_dir": corpus.parent / f"{corpus.name}-cache"}
     named |= {f"model.{name}": size for name, size in PRETRAIN_SIZES.items()}
-    named |= {"train_file": corpus, "output_dir": folder} | options
-    return ["pretrain", *(f"--{name}={value}" for name, value in named.items())]
+    return _command("pretrain", _OFTEN | named | {"train_file": corpus, "output_dir": folder} | options)
 
 
 def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -> list[str]:
     """A fine-tuning that is saved and measured after every update."""
-    named = {"max_steps": UPDATES, "eval_steps": 1, "logging_steps": 5, "report_to": "none", "save_total_limit": "null"}
-    named |= {"per_device_train_batch_size": BATCH, "bf16": "false", "model": encoder, "train_file": texts}
-    named |= {"validation_fraction": 0.2, "output_dir": folder} | options
-    return ["finetune", *(f"--{name}={value}" for name, value in named.items())]
+    named = {"eval_steps": 1, "model": encoder, "train_file": texts, "validation_fraction": 0.2, "output_dir": folder}
+    return _command("finetune", named | options)
 
 
 def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -> list[str]:
-    """A distillation that starts layer by layer, saved after every update."""
-    named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
-    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
-    named |= {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
-    named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | options
-    flags = [f"--{name}={value}" for name, value in named.items()]
-    return ["distill", str(teacher), str(folder), *flags, "--train_file", str(corpus)]
+    """A distillation that starts layer by layer."""
+    named = {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
+    named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache", "train_file": corpus}
+    return _command("distill", _OFTEN | named | {"model": teacher, "output_dir": folder} | options)
+
+
+def _command(name: str, options: dict[str, Any]) -> list[str]:
+    return [name, *(f"--{option}={value}" for option, value in (_USUAL | options).items())]
 
 
 def run_all(commands: list[list[str]], processes: int = 1) -> None:
@@ -54,17 +54,11 @@ def run_all(commands: list[list[str]], processes: int = 1) -> None:
         for command in commands:
             main(command)
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    run_processes(processes, _run_all, commands, processes, port)
+    run_processes(processes, _run_all, commands)
 
 
-def _run_all(rank: int, commands: list[list[str]], processes: int, port: int) -> None:
-    """Runs in a process with the environment variables of torchrun."""
-    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    named |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in named.items()}
+def _run_all(rank: int, commands: list[list[str]]) -> None:
+    """Runs in each process."""
     run_all(commands)
 
 

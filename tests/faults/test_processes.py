@@ -25,6 +25,7 @@ from tests.faults.runs import (
     pretrain_command,
     run_all,
 )
+from tests.processes import free_port, rank_environment
 
 pytestmark = pytest.mark.e2e
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.e2e
 # as any other update. With this epsilon, far above rounding, an update is a smooth function of the gradient.
 SMOOTH = {"adam_epsilon": 1e-4}
 # Batches of four, one by one or two by two.
-OPTIONS: dict[str, Any] = {**SMOOTH, "per_device_eval_batch_size": 3, "logging_steps": 1}
+OPTIONS: dict[str, Any] = {**SMOOTH, "logging_steps": 1}
 PRETRAIN = {
     "save_steps": 3,
     "model.sharing": "layerwise",
@@ -120,11 +121,12 @@ def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, n
     options = {"max_steps": 400, "save_steps": 2, "eval_steps": 400, "save_total_limit": 3, "ddp_timeout": 20}
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, per_device_train_batch_size=1, **options)
+    port = free_port()
     with (tmp_path / "log.txt").open("w") as log:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "linformer_kit", *command],
-                env=environment() | group(rank, 29541 + (number == signal.SIGSTOP)),
+                env=environment() | rank_environment(rank, 2, port),
                 stdout=log,
                 stderr=log,
             )
@@ -149,9 +151,3 @@ def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, n
     ]
     run_all([again], processes=2)
     assert find_checkpoint(folder)[0] == folder / f"checkpoint-{updates}"
-
-
-def group(rank: int, port: int) -> dict[str, str]:
-    """The environment that torchrun gives to a rank of two."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    return {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}

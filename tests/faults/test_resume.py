@@ -22,7 +22,7 @@ from tests.faults.runs import (
 
 pytestmark = pytest.mark.e2e
 
-MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("false", "true"), (1, 4), (0, 2)))
+MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("float32", "bfloat16"), (1, 4), (0, 2)))
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def command(corpus, encoder, texts, teacher):
     """A factory of commands that train the same in any number of processes."""
 
     def build(case: tuple[str, str, int, int], folder: Path, processes: int = 1, **more: Any) -> list[str]:
-        task, bf16, accumulation, workers = case
-        options = {"bf16": bf16, "gradient_accumulation_steps": accumulation, "dataloader_num_workers": workers}
+        task, dtype, accumulation, workers = case
+        options = {"dtype": dtype, "gradient_accumulation_steps": accumulation, "dataloader_num_workers": workers}
         options |= {"per_device_train_batch_size": max(1, BATCH // processes)} | more
         if task == "pretrain":
             return pretrain_command(corpus, folder, **options)
@@ -66,8 +66,8 @@ SHARDED = {"fully_shard": "true"}
 def test_resumed_equals_uninterrupted(command, tmp_path):
     """Other tests resume fine-tuning and texts without workers."""
     cases = [
-        (("pretrain", "true", 4, 2), {}),
-        (("distill", "false", 1, 0), {}),
+        (("pretrain", "bfloat16", 4, 2), {}),
+        (("distill", "float32", 1, 0), {}),
     ]
     check(command, cases, tmp_path, processes=1, cuts=(False,))
 
@@ -75,7 +75,7 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
 @pytest.mark.slow
 def test_in_two_processes_too(command, tmp_path):
     """A model in pieces."""
-    cases = [(("pretrain", "true", 2, 0), SHARDED)]
+    cases = [(("pretrain", "bfloat16", 2, 0), SHARDED)]
     check(command, cases, tmp_path, processes=2, cuts=(False,))
 
 

@@ -187,6 +187,7 @@ def uses(model: Path, texts: Path, corpus: Path, place: Path) -> dict[str, list[
     return {
         "fill-mask": ["fill-mask", model, "def <mask>("],
         "convert": ["convert", model, place / "convert"],
+        "linearize": ["linearize", model, place / "linearize"],
         "predict": ["predict", model, lines],
         "finetune": finetune_command(model, texts, place / "finetune", max_steps=1),
         "from_model": [*pretrain_command(corpus, place / "pretrain", max_steps=1), f"--from_model={model}"],

@@ -165,7 +165,7 @@ def hang():
     signal.signal(signal.SIGTERM, lambda *_: None)
     time.sleep(1000)
 
-start_processes(cpu=True, timeout=10)
+start_processes("cpu", timeout=10)
 multiprocessing.get_context("fork").Process(target=hang, daemon=True).start()
 time.sleep(1)
 """

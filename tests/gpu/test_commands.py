@@ -39,7 +39,7 @@ UPDATES = 20
 
 @pytest.fixture
 def options(device) -> dict[str, str]:
-    return {"use_cpu": "true"} if device.type == "cpu" else {}
+    return {"device": "cpu"} if device.type == "cpu" else {}
 
 
 def kill_after(command: list[str], checkpoint: Path) -> None:
@@ -56,7 +56,7 @@ def kill_after(command: list[str], checkpoint: Path) -> None:
 @pytest.mark.e2e
 def test_a_pretraining_that_is_killed_ends_as_one_that_is_not(device, options, corpus, tmp_path):
     """Bit for bit, with kernels that sum in a fixed order, mixed precision where the device has it, and dropout."""
-    options |= {"max_steps": UPDATES, "bf16": "auto", "eval_steps": 10}
+    options |= {"max_steps": UPDATES, "dtype": "auto", "eval_steps": 10}
     whole, killed = ([*COMMAND, *pretrain_command(corpus, tmp_path / name, **options)] for name in ("whole", "killed"))
     result = launch(whole)
     assert result.returncode == 0, result.stderr
@@ -73,11 +73,11 @@ def test_a_pretraining_that_is_killed_ends_as_one_that_is_not(device, options, c
 
 @pytest.mark.e2e
 def test_the_other_trainings(device, options, encoder, teacher, texts, corpus, tmp_path):
-    options |= {"max_steps": 4, "bf16": "auto"}
+    options |= {"max_steps": 4, "dtype": "auto"}
     run_all([
         finetune_command(encoder, texts, tmp_path / "classifier", **options),
         distill_command(teacher, corpus, tmp_path / "student", **options | {"layerwise_steps": 2}),
-        ["predict", str(tmp_path / "classifier"), str(texts), "--output", str(tmp_path / "answers.jsonl")],
+        ["predict", str(tmp_path / "classifier"), str(texts), "--out", str(tmp_path / "answers.jsonl")],
         ["fill-mask", str(tmp_path / "student"), "def <mask>"],
     ])  # fmt: skip
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 24

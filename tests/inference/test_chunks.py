@@ -20,7 +20,7 @@ PROMPT = "the story:"
 
 
 def embedded(folder, model, output, *options):
-    main(["embed", *map(str, (model, folder / "texts.csv", "--output", output, "--batch_size", 3, *options))])
+    main(["embed", *map(str, (model, folder / "texts.csv", "--out", output, "--batch_size", 3, *options))])
     return np.load(output)
 
 
@@ -120,7 +120,7 @@ def test_the_mean_of_pieces(folder, tmp_path):
 
 def test_rejected(folder, tmp_path, capsys):
     model = described(folder, tmp_path / "model", [Pooling(33, "cls"), Normalize()])
-    arguments = ["embed", model, folder / "texts.csv", "--output", tmp_path / "vectors.npy"]
+    arguments = ["embed", model, folder / "texts.csv", "--out", tmp_path / "vectors.npy"]
     message = "chunk_tokens: expected a model with mean pooling after its encoder, got ['cls', 'Normalize']"
     assert message in fail(capsys, *arguments, "--chunk_tokens", SIZE)
     assert not any(tmp_path.glob("vectors*"))

@@ -20,7 +20,7 @@ from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 def command(folder, output, *options):
     places = [str(folder / "model"), str(folder / "texts.jsonl")]
-    return ["embed", *places, "--text_column", "body", "--output", str(output), "--batch_size", "2", *options]
+    return ["embed", *places, "--text_column", "body", "--out", str(output), "--batch_size", "2", *options]
 
 
 def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys, caplog):
@@ -55,7 +55,7 @@ def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, confi
     model = described(folder, tmp_path / "model", modules, config)
     texts = [text.title() if number % 2 else text for number, text in enumerate(TEXTS)]
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
-    options = ["--output", tmp_path / "vectors.npy", "--batch_size", 32]
+    options = ["--out", tmp_path / "vectors.npy", "--batch_size", 32]
     main(["embed", *map(str, (model, tmp_path / "texts.csv", *options))])
     expected = encoded(model, texts)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), expected, rtol=0, atol=1e-6)
@@ -194,7 +194,7 @@ def test_what_another_run_has_saved_is_not_taken(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
+        (["--out", "OUT/vectors.bin"], "out: expected a file whose name ends in .npy, got "),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
 def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
     """Of modules that the folder names or holds."""
     model = described(folder, tmp_path / "model", [Pooling(33, "mean"), Dense(33, 17)])
-    arguments = ["embed", model, folder / "texts.jsonl", "--text_column", "body", "--output", tmp_path / "vectors.npy"]
+    arguments = ["embed", model, folder / "texts.jsonl", "--text_column", "body", "--out", tmp_path / "vectors.npy"]
     weights = model / "2_Dense" / "model.safetensors"
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
@@ -248,8 +248,8 @@ def test_no_file_of_texts_or_of_another_run_is_overwritten(folder, tmp_path, cap
     assert pieces.read_text() == "of another run" and not output.exists()
     main(command(folder, output, "--chunk_tokens", "3", "--overwrite"))
     before = pieces.read_bytes()
-    again = ["embed", folder / "model", pieces, "--output", output, "--chunk_tokens", "3", "--overwrite"]
-    assert "output: expected another file than that of the texts" in fail_last_line(capsys, *again)
+    again = ["embed", folder / "model", pieces, "--out", output, "--chunk_tokens", "3", "--overwrite"]
+    assert "out: expected another file than that of the texts" in fail_last_line(capsys, *again)
     assert pieces.read_bytes() == before
     main(command(folder, output, "--overwrite"))
     assert not pieces.exists()

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from linformer_cli.cli import main
+from linformer_kit.inference import fill_mask
 from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 
@@ -28,6 +30,18 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     main(["fill-mask", str(model), "def <mask>("])
     percents = [float(line.partition("%")[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(percents) == 5 and percents == sorted(percents, reverse=True) and 0 < sum(percents) < 100
+
+
+def test_the_data_type_that_is_asked_for(model, capsys, monkeypatch):
+    seen, real = [], fill_mask.pipeline
+    monkeypatch.setattr(
+        fill_mask,
+        "pipeline",
+        lambda *names, model, **more: (seen.append(model.dtype), real(*names, model=model, **more))[1],
+    )
+    for options in ([], ["--dtype", "bfloat16"]):
+        main(["fill-mask", str(model), "def <mask>(", *options])
+    assert seen == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +63,7 @@ def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linea
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
     model = tmp_path / "student" if linear else teacher
     if linear:
-        main(["convert", str(teacher), str(model), "--in_place", "--projected_dim", "3"])
+        main(["linearize", str(teacher), str(model), "--projected_dim", "3"])
     n, around = PRETRAIN_SIZES["max_position_embeddings"], 2  # tokens before and behind the text
     main(["fill-mask", str(model), "<mask>" * (n - around)])
     assert f"mask {n - around}\n" in capsys.readouterr().out

@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(batches, "_GROUP_TEXTS", 7)
     monkeypatch.setattr(files, "_SECONDS", 0)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    main(["predict", str(model), str(texts), "--output", str(whole)])
+    main(["predict", str(model), str(texts), "--out", str(whole)])
     assert [json.loads(line)["row"] for line in whole.read_text().splitlines()] == list(range(1, 61))
     classify, calls = TextModel.__call__, []
 
@@ -101,13 +101,13 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(TextModel, "__call__", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        main(["predict", str(model), str(texts), "--output", str(cut)])
-    assert not cut.exists() and "expected a new file" in fail(capsys, "predict", model, texts, "--output", cut)
+        main(["predict", str(model), str(texts), "--out", str(cut)])
+    assert not cut.exists() and "expected a new file" in fail(capsys, "predict", model, texts, "--out", cut)
     part = tmp_path / "cut.jsonl.part"
     part.write_text(part.read_text() + '{"row": 22, "lab')
-    main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
+    main(["predict", str(model), str(texts), "--out", str(cut), "--resume"])
     assert calls == [7] * 9 + [4] and cut.read_bytes() == whole.read_bytes() and not part.exists()
-    main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
+    main(["predict", str(model), str(texts), "--out", str(cut), "--resume"])
     assert len(calls) == 10 and cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
@@ -116,9 +116,14 @@ def test_an_exported_model_is_named(command, texts, tmp_path, capsys):
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / "config.json").write_text("{}")
     (tmp_path / "served" / "model.onnx").touch()
-    more = {"embed": ["--output", tmp_path / "out.npy"], "distill": ["--train_file", texts]}.get(command, [])
-    other = texts if command in ("predict", "evaluate", "embed") else tmp_path / "out"
-    error = fail(capsys, command, tmp_path / "served", other, *more)
+    out = tmp_path / "out"
+    others = {
+        "embed": [texts, "--out", tmp_path / "out.npy"],
+        "distill": ["--train_file", texts, "--output_dir", out],
+        "predict": [texts],
+        "evaluate": [texts],
+    }
+    error = fail(capsys, command, tmp_path / "served", *others.get(command, [out]))
     assert f"expected a model for PyTorch in {tmp_path / 'served'}, got an exported one (model.onnx)" in error
 
 
@@ -161,12 +166,12 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
             "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
         ),
         (
-            ["/no-model", "{texts}", "--output", "{texts}", "--overwrite"],
-            "output: expected another file than that of the texts",
+            ["/no-model", "{texts}", "--out", "{texts}", "--overwrite"],
+            "out: expected another file than that of the texts",
         ),
-        (["/no-model", "{texts}", "--output", "{old}"], "output: expected a new file, got"),
-        (["/no-model", "{texts}", "--output", "."], "output: expected a file, got the folder ."),
-        (["/no-model", "{texts}", "--output", ""], "output: expected a file, got the folder ."),
+        (["/no-model", "{texts}", "--out", "{old}"], "out: expected a new file, got"),
+        (["/no-model", "{texts}", "--out", "."], "out: expected a file, got the folder ."),
+        (["/no-model", "{texts}", "--out", ""], "out: expected a file, got the folder ."),
         (["{model}", "{header}"], "file: expected texts, got none in header.csv"),
     ],
 )
@@ -189,7 +194,7 @@ def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_fi
     trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")
     output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    asked = {"model": str(trained), "file": [str(tmp_path / "dev.tsv")], "output": str(output)}
+    asked = {"model": str(trained), "file": [str(tmp_path / "dev.tsv")], "out": str(output)}
 
     real_open = Path.open
 

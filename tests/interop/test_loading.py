@@ -50,10 +50,10 @@ def save(
 
 
 def classified(
-    model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4, bf16: str = "false"
+    model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4, dtype: str = "float32"
 ) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
-    classify = Classifier(PredictSettings(model=model, file=[""], batch_size=batch_size, bf16=bf16))
+    classify = Classifier(PredictSettings(model=model, file=[""], batch_size=batch_size, dtype=dtype))
     return class_probabilities(classify(texts)[0], multi_label=classify.labels.multi_label)
 
 
@@ -121,13 +121,10 @@ def test_weights_in_float16(tmp_path, monkeypatch):
     half, full = (
         save(tmp_path / str(dtype), dtype=dtype, classifier_dropout=0.0) for dtype in (torch.float16, torch.float32)
     )
-    assert np.allclose(classified(half, bf16="auto"), classified(full), atol=1e-2)
-    for load in (
-        lambda: Classifier(PredictSettings(model=half, file=[""], bf16="true")),
-        lambda: load_embedder(half, batch_size=8, bf16="true"),
-    ):
-        with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
-            load()
+    assert np.allclose(classified(half, dtype="auto"), classified(full), atol=1e-2)
+    for dtype, weights in (("auto", torch.float16), ("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        classifier = Classifier(PredictSettings(model=half, file=[""], dtype=dtype))
+        assert (classifier.model.dtype, classifier.dtype) == (weights, str(weights))
 
 
 def test_an_added_token_that_no_text_needs(tmp_path):
@@ -190,7 +187,7 @@ def test_a_configuration_that_names_no_class(tmp_path, caplog):
 COMMANDS = {
     "predict": ["MODEL", "texts.csv"],
     "evaluate": ["MODEL", "texts.csv"],
-    "embed": ["MODEL", "texts.csv", "--output", "out.npy"],
+    "embed": ["MODEL", "texts.csv", "--out", "out.npy"],
     "fill-mask": ["MASKED", "w7 <mask>", "--top_k", "3"],
     "export": ["MODEL", "out"],
     "convert": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],

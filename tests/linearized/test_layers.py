@@ -80,16 +80,14 @@ def test_by_command(tmp_path, capsys):
     (tmp_path / "corpus").mkdir()
     corpus = write_corpus(tmp_path / "corpus")
     teacher = str(write_teacher(tmp_path / "teacher", "def function return a"))
-    main(["convert", teacher, str(tmp_path / "linear"), "--in_place", "--projected_dim", "5", "--layers", "1"])
+    main(["linearize", teacher, str(tmp_path / "linear"), "--projected_dim", "5", "--layers", "1"])
     fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "linear").config.linformer
     assert len(fields["layers"]) == 1 and fields["full_layers"][0].startswith("encoder.layer.0")
     error = fail_last_line(capsys, "convert", str(tmp_path / "linear"), str(tmp_path / "own"))
-    assert error.endswith("linformer, got linearized; --in_place takes other types too")
-    error = fail_last_line(capsys, "convert", teacher, str(tmp_path / "own"), "--layers", "1")
-    assert error.endswith("layers: expected none without in_place, got [1]")
+    assert error.endswith("linformer, got linearized; `linformer linearize` takes others")
     options = ["--layers", "0", "2", "--sliding_window", "3", "--projected_dim", "5", "--max_steps", "2"]
     options += ["--eval_steps", "2", "--save_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "2"]
     options += ["--train_file", str(corpus), "--cache_dir", str(tmp_path / "cache"), "--report_to", "none"]
-    main(["distill", teacher, str(tmp_path / "student"), *options])
+    main(["distill", teacher, "--output_dir", str(tmp_path / "student"), *options])
     fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "student").config.linformer
     assert len(fields["layers"]) == 2 and fields["sliding_window"] == 3

@@ -90,7 +90,7 @@ def test_a_bare_encoder_says_once_what_it_leaves_behind(folder, tmp_path, caplog
     teacher = transformers.AutoModel.from_pretrained(tmp_path / "teacher")
     shutil.rmtree(tmp_path / "teacher")  # where it came from is not needed
     lk.linearize(teacher)
-    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place"])  # keeps the files
+    main(["linearize", str(folder), str(tmp_path / "linear")])  # keeps the files
     assert len(warnings(caplog)) == 1
 
 

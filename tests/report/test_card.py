@@ -43,7 +43,7 @@ def test_what_it_was_made_from(tmp_path):
 @pytest.mark.e2e
 def test_commands_write_it_and_the_manifest_lists_it(tmp_path):
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
-    main(["convert", str(teacher), str(tmp_path / "out"), "--in_place", "--projected_dim", "3"])
+    main(["linearize", str(teacher), str(tmp_path / "out"), "--projected_dim", "3"])
     assert re.search(r"^# LinearRobertaForMaskedLM$", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
     assert "README.md" in listed(tmp_path / "out") and damage(tmp_path / "out") is None
 

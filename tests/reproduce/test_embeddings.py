@@ -19,7 +19,7 @@ def models(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("models")
     teacher = write_teacher(folder / "teacher", "it 's good bad train dev 0 1 2 3 text", "RobertaModel")
     student = folder / "student"
-    main(["convert", str(teacher), str(student), "--in_place", "--projected_dim", "3", "--sliding_window", "2"])
+    main(["linearize", str(teacher), str(student), "--projected_dim", "3", "--sliding_window", "2"])
     return [str(teacher), str(student)]
 
 

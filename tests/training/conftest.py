@@ -26,8 +26,8 @@ _PLAN = {field.name for field in dataclasses.fields(Plan)}
 
 def small_settings(**fields: object) -> OneModelTrainingSettings:
     """Settings of float32 trainings without trackers."""
-    usual = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 3, "learning_rate": 1e-2}
-    usual |= {"report_to": "none", "bf16": "false", "logging_steps": 1, "save_total_limit": None}
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    usual |= {"report_to": "none", "dtype": "float32", "logging_steps": 1, "save_total_limit": None}
     return OneModelTrainingSettings(**{**usual, **fields})
 
 

@@ -40,7 +40,7 @@ def collate(keys: list) -> dict[str, torch.Tensor]:
 
 
 class EchoTask(Task):
-    def order(self, epoch: int, *, together: int, multiple: int) -> list:
+    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list:
         return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch, multiple=multiple)
 
 

@@ -92,7 +92,7 @@ def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):
 
     def evaluated(size: int) -> dict[str, float]:
         task = task_of(model, texts, tokenizer)
-        training = Training(task, small_settings(per_device_eval_batch_size=size), small_plan(), tmp_path)
+        training = Training(task, small_settings(per_device_train_batch_size=size), small_plan(), tmp_path)
         return task.metrics(*training.measure())
 
     plain = evaluated(11)

@@ -28,7 +28,7 @@ OPTIONS = {
     "per_device_train_batch_size": 2,
     "max_eval_samples": 5,
     "report_to": "none",
-    "bf16": "false",
+    "dtype": "float32",
     "validation_fraction": 0.3,
 }
 
@@ -67,7 +67,7 @@ def command(teacher: Path, folder: Path, **options: object) -> list[str]:
     files = [
         word for name in ("train_file", "validation_file") if name in named for word in (f"--{name}", str(named[name]))
     ]
-    return ["distill", str(teacher), str(folder), *flags, *files]
+    return ["distill", str(teacher), "--output_dir", str(folder), *flags, *files]
 
 
 def test_what_it_leaves(run):
@@ -156,7 +156,7 @@ def test_a_module_without_its_folder_is_found_before_training(texts, tmp_path, c
     ("options", "message"),
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
-        ({"adapter": "true", "fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),
+        ({"adapter_rank": 16, "fully_shard": "true"}, "fully_shard: expected false with adapter_rank, got true"),
         ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
         ({"max_position_embeddings": 9}, f"max_position_embeddings: expected at least {LENGTH} for mode extend, got 9"),
     ],
@@ -171,6 +171,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(options, message, teacher, tex
 def test_teachers_rejected(texts, tmp_path, capsys):
     ours = write_model(tmp_path / "ours", WORDS)
     error = fail(capsys, *command(ours, tmp_path / "student", train_file=texts))
-    assert "teacher: expected one with full attention, got LinformerForMaskedLM, which is a Linformer" in error
+    assert "model: expected one with full attention, got LinformerForMaskedLM, which is a Linformer" in error
     error = fail(capsys, *command(tmp_path / "nowhere", tmp_path / "student", train_file=texts))
-    assert "teacher: expected a folder, got" in error and "which does not exist" in error
+    assert "model: expected a folder, got" in error and "which does not exist" in error

@@ -19,7 +19,7 @@ from transformers import (
 
 from linformer_cli.cli import main
 from linformer_kit.inference.predict import read_classifier
-from tests.conftest import PRETRAIN_SIZES, fail, write_model
+from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -58,7 +58,7 @@ def finetune(encoder: Path, folder: Path, *more: object) -> None:
         "--num_train_epochs=2",
         "--logging_steps=1",
     ]
-    main(["finetune", "--model", str(encoder), "--output_dir", str(folder), *options, *map(str, more)])
+    main(["finetune", str(encoder), "--output_dir", str(folder), *options, *map(str, more)])
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +139,11 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     recorded = ["--label_column=same", f"--max_length={LENGTH - 3}"]
     finetune(tmp_path / "roberta", tmp_path / "out", *pairs, *recorded, "--max_steps=2")
     made = {name: str(tmp_path / name) for name in ("place", "ours", "student")}
-    main(["convert", str(tmp_path / "out"), made["place"], "--in_place", "--projected_dim=4"])
+    main(["linearize", str(tmp_path / "out"), made["place"], "--projected_dim=4"])
     main(["convert", str(tmp_path / "out"), made["ours"], "--projected_dim=4"])
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
     steps += [f"--cache_dir={tmp_path / 'cache'}", "--projected_dim=4", "--per_device_train_batch_size=2"]
-    main(["distill", str(tmp_path / "out"), made["student"], *map(str, pairs), *steps])
+    main(["distill", str(tmp_path / "out"), "--output_dir", made["student"], *map(str, pairs), *steps])
     checkpoint = next((tmp_path / "out").glob("checkpoint-*"))
     (tmp_path / "one.csv").write_text("text\ngood\n")
     for model in (checkpoint, *made.values()):
@@ -187,7 +187,6 @@ def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, caps
         (["--metric_for_best_model=f2"], "metric_for_best_model: expected one of accuracy, macro_f1, loss, got 'f2'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
         (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
-        (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_left(encoder, texts, tmp_path, arguments, message, capsys):
@@ -196,3 +195,8 @@ def test_bad_input_is_one_line_and_nothing_is_left(encoder, texts, tmp_path, arg
     shown = capsys.readouterr().err.strip().splitlines()
     assert exit_.value.code == 2 and re.search(re.escape(message), shown[-1])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_exist(texts, capsys):
+    error = fail_last_line(capsys, "finetune", "/none/there", "--train_file", texts)
+    assert error.endswith("model: expected a folder, got /none/there, which does not exist")

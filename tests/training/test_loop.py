@@ -176,7 +176,7 @@ class Numbers(Task):
     def __init__(self, count: int) -> None:
         super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
 
-    def order(self, epoch, *, together, multiple):
+    def order(self, epoch, *, global_batch_size, multiple):
         return [0]
 
     @staticmethod
@@ -208,8 +208,8 @@ def test_no_gradient_and_the_precision_of_the_training(build):
     seen = []
     task = Numbers(5)
     task.measure = lambda batch: (seen.append((torch.is_grad_enabled(), task.training, torch.is_autocast_enabled("cpu"))), (batch["numbers"],))[1]  # fmt: skip
-    for asked in ("true", "false"):
-        build(task=task.train(), bf16=asked).measure()
+    for asked in ("bfloat16", "float32"):
+        build(task=task.train(), dtype=asked).measure()
     assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2
 
 
@@ -250,7 +250,7 @@ def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
 
 def test_an_update_follows_a_skipped_one_in_float16(masked, build):
     """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
-    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
+    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, dtype="float16", logging_steps=2)
     training.run()
     assert training.skipped_updates == 1 and training.state.update == 7
     assert training.state.scaler["scale"] == 65536.0

@@ -41,7 +41,7 @@ def test_settings_are_rejected_before_anything_is_written(tmp_path, fields, mess
 
 def test_processes_need_a_folder_to_share(monkeypatch):
     two = SimpleNamespace(num_processes=2, is_main_process=True)
-    monkeypatch.setattr(training_run, "start_processes", lambda **_: two)
+    monkeypatch.setattr(training_run, "start_processes", lambda *_, **__: two)
     with pytest.raises(InputError, match=r"^output_dir: expected a folder for 2 processes to share, got none$"):
         Run("pretrain", small_settings())
 
@@ -95,8 +95,8 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
     assert (tmp_path / "out" / "a.txt").read_text() == "b"
 
 
-FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "per_device_eval_batch_size": 5, "ddp_timeout": 60}  # fmt: skip
-FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "bf16": "true", "fp16": True, "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
+FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "ddp_timeout": 60}  # fmt: skip
+FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "dtype": "float16", "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
 
 
 def test_settings_that_make_it_another_run_are_rejected(tmp_path):

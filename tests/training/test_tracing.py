@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from linformer_kit import linearize
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.distillation_task import Distillation
-from linformer_kit.training.tracing import cut, special_tokens, traced
+from linformer_kit.training.tracing import special_tokens, split_into_pieces, traced
 from tests.families import FAMILIES, build, example
 
 
@@ -85,7 +85,7 @@ def batch_of(lengths: list[int], *, first: int, last: int, left: bool = False) -
 def test_pieces_hold_every_token_once(lengths, special, longest, left):
     first, last = special
     inputs = batch_of(lengths, first=first, last=last, left=left)
-    pieces = cut(inputs, longest=longest, special=special, pad_token_id=PAD)
+    pieces = split_into_pieces(inputs, longest=longest, special=special, pad_token_id=PAD)
     real, parts = inputs["attention_mask"] == 1, pieces.inputs
     for name in ("input_ids", "token_type_ids"):
         assert pieces.joined(parts[name])[real].tolist() == inputs[name][real].tolist()

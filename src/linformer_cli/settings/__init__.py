@@ -18,6 +18,7 @@ from linformer_cli.settings.commands import (
     FillMaskSettings,
     FinetuneSettings,
     LabelledSettings,
+    LinearizeCommandSettings,
     PredictSettings,
     PretrainSettings,
     SpectrumSettings,

@@ -11,7 +11,6 @@ from linformer_cli.settings.declare import (
     Adapter,
     Amount,
     Argument,
-    Auto,
     BelowOne,
     Count,
     CountOrZero,
@@ -29,7 +28,9 @@ from linformer_cli.settings.declare import (
     ModelName,
     Output,
     Positive,
+    Precision,
     Probability,
+    Rare,
     Seed,
     Share,
     Texts,
@@ -43,7 +44,8 @@ from linformer_cli.settings.model import (
     Attention,
     LinearizeSettings,
     ModelSettings,
-    PretrainedSlotSettings,
+    ResizedSlotSettings,
+    ResizeMode,
 )
 
 
@@ -64,33 +66,21 @@ class LabelledSettings(PairSettings):
     # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
     label_column: Texts[str | None] = None
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
-    max_eval_samples: Texts[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
+    max_eval_samples: Rare[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
 
 
 @settings
-class DocumentSettings:
-    """Documents of files."""
-
-    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    document: Texts[Document] = "file"  # What a document of .txt files is: the whole file, or a line.
-
-
-@settings
-class TrainingTextSettings:
-    """Texts of a training, of which a part is held out for validation."""
+class CachedTextSettings:
+    """Documents of a training, which are read once; a part of them is held out for validation."""
 
     # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     train_file: Texts[list[File] | None] = None
     validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.05  # Share of the training texts held out for validation.
-
-
-@settings
-class CachedTextSettings(DocumentSettings, TrainingTextSettings):
-    """Documents of a training, which are read once."""
-
+    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
+    document: Texts[Document] = "file"  # What a document of .txt files is: the whole file, or a line.
     # Folder of the cache; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
-    cache_dir: Texts[Folder | None] = None
+    cache_dir: Rare[Folder | None] = None
 
 
 @settings
@@ -99,7 +89,7 @@ class CorpusSettings(CachedTextSettings):
 
     dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
-    split_seed: Texts[Seed | None] = None  # Seed of the validation split; default: seed.
+    split_seed: Rare[Seed | None] = None  # Seed of the validation split; default: seed.
 
 
 @settings
@@ -111,38 +101,49 @@ class ResumeSettings:
 
 
 @settings
-class TrainingSettings(ResumeSettings):
+class DeviceSettings:
+    """Where a model runs."""
+
+    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
+    device: Machine[str | None] = None
+
+
+@settings
+class WeightSettings(DeviceSettings):
+    """Where a model runs, with weights of which data type."""
+
+    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
+    dtype: Machine[Precision] = "auto"
+
+
+@settings
+class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
     output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
-    per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass.
-    per_device_eval_batch_size: Evaluation[Count]  # Sequences per device and forward pass in evaluation.
+    per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass, also in evaluation.
     seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
     learning_rate: Training[Amount]  # Highest learning rate, reached at the end of the warm-up.
     weight_decay: Training[Amount] = 0.01  # AdamW's weight decay; not applied to biases and LayerNorms.
-    adam_beta1: Training[BelowOne] = 0.9  # AdamW's decay of the first moment.
-    adam_beta2: Training[BelowOne] = 0.999  # AdamW's decay of the second moment.
-    adam_epsilon: Training[Positive] = 1e-8  # AdamW's epsilon.
+    adam_beta1: Rare[BelowOne] = 0.9  # AdamW's decay of the first moment.
+    adam_beta2: Rare[BelowOne] = 0.999  # AdamW's decay of the second moment.
+    adam_epsilon: Rare[Positive] = 1e-8  # AdamW's epsilon.
     # Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple of learning_rate.
     projection_learning_rate_factor: Training[Amount] = 1.0
     max_grad_norm: Training[Amount] = 1.0  # Clip the gradient norm to this value; 0: no clipping.
-    max_skipped_updates: Training[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
+    max_skipped_updates: Rare[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
     save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
     logging_steps: Evaluation[Count] = 10  # Updates between log lines.
-    bf16: Machine[Auto] = "auto"  # Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
-    fp16: Machine[bool] = False  # Mixed precision with float16 and loss scaling, instead of bf16.
+    # Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
+    # instructions for it.
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
-    use_cpu: Machine[bool] = False  # Train on the CPU even where there is an accelerator.
-    dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
-    ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
+    dataloader_num_workers: Rare[Workers] = 0  # Number of worker processes that prepare batches.
+    ddp_timeout: Rare[Timeout] = 1800  # Timeout in seconds of communication between processes.
     # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
     report_to: Evaluation[str] = "tensorboard"
-
-    def __post_init__(self) -> None:
-        if self.fp16 and self.bf16 == "true":
-            raise InputError("bf16, fp16: expected at most one of them, got both")
 
 
 @settings
@@ -180,18 +181,18 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
 
 
 @settings
-class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingSettings):
+class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Fine-tune an encoder to classify texts (Table 2)."""
 
-    model: Model[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    # Folder or hub id of an encoder of this package, or of transformers with a classifier.
+    model: Argument[ModelName]
     train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
     validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
-    validation_fraction: Texts[Share] = 0.1
-    split_seed: Texts[Seed] = 0  # Seed of the validation split.
-    max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
+    validation_fraction: Texts[Share] = 0.1  # Share of the training texts held out for validation.
+    split_seed: Rare[Seed] = 0  # Seed of the validation split.
+    max_train_samples: Rare[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
     max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
     per_device_train_batch_size: Training[Count] = 16
-    per_device_eval_batch_size: Evaluation[Count] = 32
     learning_rate: Training[Amount] = 5e-5
     projection_learning_rate_factor: Training[Amount] = 0.1
     num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
@@ -209,39 +210,31 @@ class FinetuneSettings(LabelledSettings, TrainingTextSettings, OneModelTrainingS
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # Folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
-    teacher: Argument[ModelName]
-    output_dir: Argument[Folder | None] = None
-    # Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights. It is saved in `adapter/` in
-    # PEFT's format, in addition to the model.
-    adapter: Adapter[bool] = False
-    adapter_rank: Adapter[Count] = 16  # Rank r of the LoRA adapter.
+    # The teacher: folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
+    model: Argument[ModelName]
+    # Rank r of a LoRA adapter of the layers' linear maps, such as 16, which is trained with E and F instead of all
+    # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
+    adapter_rank: Adapter[Count | None] = None
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
     # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
     packing: Texts[bool | None] = None
     max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.
     per_device_train_batch_size: Training[Count] = 8
-    per_device_eval_batch_size: Evaluation[Count] = 8
     learning_rate: Training[Amount] = 3e-4
-    weight_decay: Training[Amount] = 0.0
+    weight_decay: Rare[Amount] = 0.0
+    mlm_probability: Rare[Share] = 0.15
+    projection_learning_rate_factor: Rare[Amount] = 1.0
+    resize_mode: Rare[ResizeMode] = "extend"
     max_steps: Training[Count] = 1200
     # Updates of the first phase, each layer on the inputs of the teacher's layer; default: a quarter of max_steps.
     layerwise_steps: Training[int | None] = None
     # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
     # has its own warm-up and decay to 0.
-    joint_learning_rate_factor: Training[Positive] = 0.2
+    joint_learning_rate_factor: Rare[Positive] = 0.2
     warmup_steps: Training[CountOrZero] = 50
     eval_steps: Evaluation[Count] = 200
     save_steps: Evaluation[Count] = 200
-
-
-@settings
-class DeviceSettings:
-    """Where a model runs."""
-
-    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
-    device: Machine[str | None] = None
 
 
 @settings
@@ -253,7 +246,9 @@ class ClassifierSettings(DeviceSettings):
     max_length: Texts[int | None] = None
     threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts per forward pass.
-    bf16: Machine[Auto] = "auto"  # Mixed precision; `auto` where the processor has bf16 instructions.
+    # Data type of matrix products (mixed precision); `auto`: as saved, or of a model in float32 bfloat16 where the
+    # processor has instructions for it.
+    dtype: Machine[Precision] = "auto"
 
 
 @settings
@@ -272,39 +267,37 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 
     # Files, folders, globs or pipes with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
     file: Argument[list[File]]
-    output: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
+    out: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
 
 @settings
-class EmbedSettings(ResumeSettings, DeviceSettings):
+class EmbedSettings(ResumeSettings, WeightSettings):
     """Embed the texts of a file."""
 
     # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
     model: Argument[ModelName]
     # Files, folders or globs with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
     file: Argument[list[File]]
-    output: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
+    out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
     # Tokens at which longer texts are truncated; default: as in the model's files.
     max_length: Texts[Count | None] = None
     # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
-    # and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
+    # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
     chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
-    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
-    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
 
     def __post_init__(self) -> None:
         if self.pieces and self.chunk_tokens is not None:
             raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
-        if not self.output.endswith(".npy"):
-            raise InputError(f"output: expected a file whose name ends in .npy, got {self.output}")
+        if not self.out.endswith(".npy"):
+            raise InputError(f"out: expected a file whose name ends in .npy, got {self.out}")
 
 
 @settings
-class FillMaskSettings(DeviceSettings):
+class FillMaskSettings(WeightSettings):
     """Predict the <mask> tokens of a text."""
 
     model: Argument[ModelName]  # Folder or hub id of a masked language model.
@@ -320,17 +313,24 @@ class AdaptersSettings:
 
 
 @settings
-class ConvertSettings(PretrainedSlotSettings):
-    """Convert a checkpoint to a Linformer, or linearise it in place."""
+class LinearizeCommandSettings(LinearizeSettings):
+    """Make any encoder linear, and longer, without training."""
+
+    # Folder or hub id of an encoder that uses transformers' attention interface.
+    model: Argument[ModelName]
+    out: Argument[Folder]  # New folder for the linear encoder and its tokenizer.
+    # Name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
+    adapter: Adapter[Folder | None] = None
+
+
+@settings
+class ConvertSettings(ResizedSlotSettings):
+    """Convert a checkpoint to a Linformer of this package."""
 
     # Folder or hub id of a RoBERTa or BERT, or of a model of this package (a Linformer gets another
-    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that uses
-    # transformers' attention interface.
-    source: Argument[ModelName]
+    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt).
+    model: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    in_place: Model[bool] = False  # Keep the model's class; false: make a model of this package, which is faster.
-    # With in_place: name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
-    adapter: Adapter[Folder | None] = None
     attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
 
@@ -374,7 +374,7 @@ class BenchSettings(CostSettings):
 
 
 @settings
-class SpectrumSettings(DeviceSettings):
+class SpectrumSettings(WeightSettings):
     """Measure the singular values of attention (Fig 1); choose k."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
@@ -383,9 +383,9 @@ class SpectrumSettings(DeviceSettings):
     text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
     seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None  # n, tokens per sequence; default: 512, or the maximum.
     samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
-    # Share of the sum of singular values: k of a layer is the smallest with this share.
+    # Share of the sum of singular values: k of a layer is the smallest with this share. `pretrain --config` reads
+    # them from `projected_dims.yaml`.
     energy: Measurement[Energy] = 0.9
-    choose: Measurement[bool] = False  # Write k of each layer to `projected_dims.yaml`, for `pretrain --config`.
     output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
 
 

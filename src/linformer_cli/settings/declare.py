@@ -9,6 +9,7 @@
         split_seed: Texts[Seed | None] = None
 
 The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
+Rare settings, in the group `Rare`, are listed by `--help_all` only.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
 
@@ -31,9 +32,22 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.files import spelled
+from linformer_cli.settings.files import as_text
 
 T = TypeVar("T")
+# Settings of earlier versions, and what does the same today.
+EARLIER = {
+    "in_place": "`linformer linearize`",
+    "source": "MODEL, the first argument",
+    "teacher": "MODEL, the first argument",
+    "output": "--out",
+    "bf16": "--dtype bfloat16",
+    "fp16": "--dtype float16",
+    "use_cpu": "--device cpu",
+    "per_device_eval_batch_size": "--per_device_train_batch_size, also in evaluation",
+    "choose": "always, by --energy",
+    "adapter": "--adapter_rank 16",
+}
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
@@ -52,7 +66,8 @@ Training = Annotated[T, Group("Training")]
 Evaluation = Annotated[T, Group("Evaluation and checkpoints")]
 Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
-_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output)
+Rare = Annotated[T, Group("Rare settings")]  # `--help` does not list them
+_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output, Rare)
 TITLES = [get_args(each)[1] for each in _GROUPS]  # in the order of help
 
 LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
@@ -70,8 +85,7 @@ Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 Timeout = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
 Workers = Annotated[int, Field(ge=0, le=256)]  # processes; many more stop a machine before they could start
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # of numpy
-# YAML reads `true` as a truth value.
-Auto = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
+Precision = Literal["auto", "float32", "bfloat16"]
 # Texts by what they name: what `--help` calls them, and whether `~` is the home folder.
 File = Annotated[str, AfterValidator(os.path.expanduser), "FILE"]
 Folder = Annotated[str, AfterValidator(os.path.expanduser), "FOLDER"]
@@ -176,7 +190,7 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if default in (None, []):
         return f"{text}.", unset
-    return f"{text}.", "" if default is dataclasses.MISSING or default is False else spelled(default)
+    return f"{text}.", "" if default is dataclasses.MISSING or default is False else as_text(default)
 
 
 _REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
@@ -195,7 +209,8 @@ def _first(error: ValidationError, kind: type) -> str:
     if first["type"] == "missing":
         return f"{name}: expected a value, got none"
     if first["type"] == "unexpected_keyword_argument":
-        return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
+        known = [each.name for each in settings_of(kind)]
+        return f"{name}: expected a setting, got an unknown one{suggestion(name, known)}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
     expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
     got = "none" if first["input"] == "" else first["input"]
@@ -204,9 +219,13 @@ def _first(error: ValidationError, kind: type) -> str:
     return f"{name}: expected {' or '.join(expected)}, got {got}"
 
 
-def meant(name: str, known: Iterable[str], dashes: str = "") -> str:
-    """The known name that is most like an unknown one, as advice at the end of a message."""
-    close = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.7)
+def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
+    """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
+    name, known = name.replace("-", "_"), list(known)
+    today = EARLIER.get(name, "")
+    if today.startswith("`") or not set(re.findall(r"\w+", today.lower())).isdisjoint(known):
+        return f" (now {today})"
+    close = difflib.get_close_matches(name, known, 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 

@@ -48,10 +48,18 @@ def _recorded(name: str, value: Any) -> Any:
     return [model_label(each) for each in value] if isinstance(value, list) else model_label(value)
 
 
-def spelled(value: Any) -> str:
+def flat(settings: dict[str, Any], start: str = "") -> dict[str, Any]:
+    """Nested settings by their names with dots."""
+    by_name: dict[str, Any] = {}
+    for name, value in settings.items():
+        by_name |= flat(value, f"{start}{name}.") if isinstance(value, dict) else {f"{start}{name}": value}
+    return by_name
+
+
+def as_text(value: Any) -> str:
     """A value as one writes it on the command line."""
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
-        return " ".join(map(spelled, value)) or "none"
+        return " ".join(map(as_text, value)) or "none"
     if isinstance(value, str | float):
         return str(value)
     return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]

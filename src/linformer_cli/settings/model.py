@@ -10,6 +10,7 @@ from linformer_cli.settings.declare import (
     Length,
     Linear,
     Positive,
+    Rare,
     Tokens,
     settings,
 )
@@ -38,16 +39,15 @@ class SlotSettings:
     # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers; default: headwise.
     sharing: Linear[Sharing | None] = None
     # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md); default:
-    # linear, in place mean_pool.
+    # linear.
     projection: Linear[Projection | None] = None
-    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling, in place
-    # mean_pooling.
+    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling.
     projection_initializer: Linear[ProjectionInitializer | None] = None
     # What inputs shorter than n use: the first columns of E and the first windows (`prefix`), or windows that tile the
     # input (`stretch`); default: prefix, in place stretch where slots are windows of tokens.
     shorter_input: Linear[ShorterInput | None] = None
     # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
-    # slots; 0: none, as in the paper (docs/operator.md); default: 0, in place 128.
+    # slots; 0: none, as in the paper (docs/operator.md); default: 0.
     sliding_window: Linear[Tokens | None] = None
     # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots; 0: none, as
     # in the paper; default: 0, in place 1 where slots are windows of tokens.
@@ -55,19 +55,19 @@ class SlotSettings:
 
 
 @settings
-class PretrainedSlotSettings(SlotSettings):
-    """Slots for a pretrained encoder."""
+class ResizedSlotSettings(SlotSettings):
+    """Slots for a pretrained encoder, which may get another maximum length."""
 
-    # Layers to linearise in place, from 0; others stay as they are; default: all.
-    layers: Linear[list[int] | None] = None
     max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
     resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
 
 
 @settings
-class LinearizeSettings(PretrainedSlotSettings):
+class LinearizeSettings(ResizedSlotSettings):
     """Slots in place: they start such that the outputs of the pretrained encoder hardly change."""
 
+    # Layers to linearise, from 0; others stay as they are; default: all.
+    layers: Linear[list[int] | None] = None
     sharing: Linear[Sharing] = "headwise"
     projection: Linear[Projection] = "mean_pool"
     projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
@@ -90,19 +90,19 @@ class ModelSettings(SlotSettings):
     attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
     # Whether the biases of keys and values are added before E and F, or after them as in fairseq, whose E and F are
     # linear and the same for all heads.
-    bias_order: Linear[BiasOrder] = "before_projection"
+    bias_order: Rare[BiasOrder] = "before_projection"
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_hidden_layers: Encoder[Count] = 12  # Number of layers.
     num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
     intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
-    hidden_act: Encoder[str] = "gelu"  # Activation of the feed-forward layer.
+    hidden_act: Rare[str] = "gelu"  # Activation of the feed-forward layer.
     hidden_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout after embeddings, attention and feed-forward.
     attention_probs_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout on the attention probabilities.
     # Dropout in classification heads; default: hidden_dropout_prob.
-    classifier_dropout: Encoder[BelowOne | None] = None
-    type_vocab_size: Encoder[CountOrZero] = 0  # Number of token types; 0: no token types.
-    position_offset: Encoder[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
-    initializer_range: Encoder[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
+    classifier_dropout: Rare[BelowOne | None] = None
+    type_vocab_size: Rare[CountOrZero] = 0  # Number of token types; 0: no token types.
+    position_offset: Rare[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
+    initializer_range: Rare[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
     # Initialisation of the linear layers except the output layer of the masked-language-model head: `normal` with
     # standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow
     # models need (reproduce/LOG.md).
@@ -113,8 +113,8 @@ class ModelSettings(SlotSettings):
     # Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after each residual
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
-    layer_norm_eps: Encoder[Positive] = 1e-5  # Epsilon of the layer norms.
-    pad_token_id: Encoder[CountOrZero | None] = 1  # Id of the padding token.
-    bos_token_id: Encoder[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
-    eos_token_id: Encoder[CountOrZero | None] = 2  # Id of the token at the end of a document.
-    tie_word_embeddings: Encoder[bool] = True  # Tie the masked-language-model head to the word embeddings.
+    layer_norm_eps: Rare[Positive] = 1e-5  # Epsilon of the layer norms.
+    pad_token_id: Rare[CountOrZero | None] = 1  # Id of the padding token.
+    bos_token_id: Rare[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
+    eos_token_id: Rare[CountOrZero | None] = 2  # Id of the token at the end of a document.
+    tie_word_embeddings: Rare[bool] = True  # Tie the masked-language-model head to the word embeddings.

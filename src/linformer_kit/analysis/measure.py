@@ -26,7 +26,7 @@ from transformers import AutoModel, PreTrainedConfig, RobertaConfig
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_cli.settings import CostSettings
-from linformer_kit.environment import peak_memory, status_bytes, use_bf16
+from linformer_kit.environment import fast_dtype, peak_memory, status_bytes
 from linformer_kit.models.configuration import LinformerConfig
 
 Name = TypeVar("Name", bound=Hashable)
@@ -248,4 +248,4 @@ def dtype_of(name: str, device: torch.device) -> str:
     """The data type, `auto` replaced by one that is fast for all encoders: bfloat16, or float32 on a CPU without it."""
     if name != "auto":
         return name
-    return "bfloat16" if device.type != "cpu" or use_bf16("auto", on_cpu=True) else "float32"
+    return "bfloat16" if device.type != "cpu" or fast_dtype("auto", device) == torch.bfloat16 else "float32"

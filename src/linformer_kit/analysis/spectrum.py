@@ -26,7 +26,7 @@ from linformer_kit.data.files import TextFiles, text_files
 from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
-from linformer_kit.environment import device_of, environment
+from linformer_kit.environment import WEIGHT_DTYPES, device_of, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import input_length, load_model
@@ -40,9 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def main(settings: SpectrumSettings) -> None:
-    """Compute the spectrum of a model on texts; write `spectrum.json`, `.md` and `.png`, and print the Markdown.
-
-    With `choose`, also `projected_dims.yaml`.
+    """Compute the spectrum of a model on texts; write its files and `projected_dims.yaml`, and print the Markdown.
 
     Raises:
         InputError: for texts or a model that cannot be used; nothing is written then.
@@ -51,7 +49,7 @@ def main(settings: SpectrumSettings) -> None:
     device = device_of(settings.device)
     files = text_files(settings.text_file, field="text_file", column=settings.text_column)
     model, tokenizer, *_ = load_model(settings.model, AutoModel, "an encoder")
-    model.to(device)
+    model.to(device, WEIGHT_DTYPES[settings.dtype])
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
     started = time.perf_counter()
     spectrum = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
@@ -73,8 +71,7 @@ def main(settings: SpectrumSettings) -> None:
         figure, axes = new_figure((6, 4.4))
         draw_curves(axes, spectrum, f"{results['model']}, n {seq_len}")
         save_figure(figure, part / "spectrum.png")
-        if settings.choose:
-            write_whole(part / "projected_dims.yaml", _as_config(results))
+        write_whole(part / "projected_dims.yaml", _as_config(results))
     print(text)
     print(f"Saved in {folder}")
 
@@ -157,7 +154,7 @@ def spectrum_markdown(results: dict[str, Any], spectrum: Spectrum) -> list[str]:
         f"Share: σ_1 + … + σ_{at} of the context mapping over the sum of all {spectrum.cumulative.shape[-1]}, the mean "
         f"over heads and texts. All heads of all layers: {shares.min():.3f} to {shares.max():.3f}, mean "
         f"{shares.mean():.3f}. Rank for {energy}: the number of singular values with that share, by the mean of the "
-        "heads; `--choose` writes it as k of the layer.",
+        "heads; `projected_dims.yaml` has it as k of the layer.",
     ]
 
 

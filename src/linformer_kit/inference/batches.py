@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.read import Text, text_groups
 from linformer_kit.data.tokenizer import Encoder, Window
-from linformer_kit.environment import device_of, use_bf16
+from linformer_kit.environment import device_of
 from linformer_kit.interop.loading import input_length
 
 # Texts are read, sorted by length and recorded as done up to this number of texts or characters at a time.
@@ -36,7 +36,7 @@ class TextModel(ABC):
         tokenizer: Its tokenizer, which pads.
         max_length: Tokens at which texts are truncated; None: the longest input of model and tokenizer.
         batch_size: Texts per forward pass.
-        bf16: Mixed precision with bfloat16 (true, false, auto); none with half-precision weights.
+        autocast: Data type of mixed precision; float32: none.
         device: The device; None: the accelerator if there is one.
 
     Attributes:
@@ -52,13 +52,12 @@ class TextModel(ABC):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int | None,
         batch_size: int,
-        bf16: str,
+        autocast: torch.dtype,
         device: str | torch.device | None = None,
     ) -> None:
         self.device = device_of(device)
         self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
-        self._half, fp16 = model.dtype != torch.float32, model.dtype == torch.float16
-        self.bf16 = use_bf16(bf16, on_cpu=self.device.type == "cpu", fp16=fp16) and not self._half
+        self._half, self._autocast = model.dtype != torch.float32, autocast
         self.truncate(max_length)
         self._done: Sequence[np.ndarray] = ()
         self._after_batch: Callable[[list[np.ndarray], int], None] = lambda rows, windows: None
@@ -125,7 +124,7 @@ class TextModel(ABC):
         size = 1 if len(windows) > 1 and self._reads_padding else self._batch_size
         order, rows = by_length(windows), list(self._done)
         for start in range(len(rows), len(windows), size):
-            mixed = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+            mixed = torch.autocast(self.device.type, self._autocast, enabled=self._autocast != torch.float32)
             with mixed, input_errors("model: expected one that reads these texts"):  # all tokens have an embedding
                 rows += map(np.atleast_2d, run(order[start : start + size]))
             self._after_batch(rows, len(windows))

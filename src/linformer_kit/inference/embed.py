@@ -43,7 +43,7 @@ def main(settings: EmbedSettings) -> None:
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
     """
-    size, output = settings.chunk_tokens, Path(settings.output)
+    size, output = settings.chunk_tokens, Path(settings.out)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
     written = TextsAndOutput(settings, pieces)
     column = TextColumns(settings.text_column or "text")

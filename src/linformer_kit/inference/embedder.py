@@ -14,7 +14,7 @@ from transformers import AutoModel
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.environment import device_of
+from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import check_finite_weights, load_model
@@ -22,7 +22,6 @@ from linformer_kit.linearized.linearize import optimize, text_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 
 _KIND = "an encoder of texts"
-_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class Embedder(TextModel):
         sentences: The embedder; it is moved to the device.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights: auto (as they are), float32 or bfloat16.
-        bf16, device: As for `TextModel`.
+        autocast, device: As for `TextModel`.
 
     Attributes:
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
@@ -49,12 +48,12 @@ class Embedder(TextModel):
         *,
         batch_size: int,
         dtype: str = "auto",
-        bf16: str = "false",
+        autocast: torch.dtype = torch.float32,
         device: str | torch.device | None = None,
     ) -> None:
-        self.sentences = sentences.to(device_of(device), _DTYPES[dtype]).eval()
+        self.sentences = sentences.to(device_of(device), WEIGHT_DTYPES[dtype]).eval()
         optimize(sentences)  # in this number format
-        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, bf16, device)
+        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, autocast, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)

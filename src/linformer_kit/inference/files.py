@@ -53,16 +53,16 @@ class TextsAndOutput:
         column = settings.text_column
         if column is not None and not any(is_table(path, column) for path in self.paths):
             raise InputError(f"text_column: expected none for lines of text, got {column!r}")
-        if settings.output is None:
+        if settings.out is None:
             return
-        self._output = Path(settings.output)
+        self._output = Path(settings.out)
         self._part, self._record, self._batches = (
             Path(f"{self._output}.{end}") for end in ("part", "run.json", "batches.npz")
         )
         files = (self._output, self._part, self._record, self._batches, *extra_files)
         for written in filter(Path.exists, files):
             if any(map(written.samefile, self.paths)):
-                raise InputError(f"output: expected another file than that of the texts, got {written}")
+                raise InputError(f"out: expected another file than that of the texts, got {written}")
         check_new_files(files, goes_on=self._goes_on)
 
     def count(self, texts: Iterable[Text]) -> int:

@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import FillMaskSettings
-from linformer_kit.environment import device_of
+from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.base import longest_input
@@ -23,6 +23,7 @@ def main(settings: FillMaskSettings) -> None:
     """
     device = device_of(settings.device)
     model, tokenizer, *_ = load_model(settings.model, AutoModelForMaskedLM, "a masked language model")
+    model.to(WEIGHT_DTYPES[settings.dtype])
     text, top_k, mask = settings.text, settings.top_k, tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from linformer_cli.errors import InputError, input_errors
@@ -19,7 +20,7 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Window
-from linformer_kit.environment import device_of
+from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.files import TextsAndOutput
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
@@ -40,7 +41,7 @@ def main(settings: PredictSettings) -> None:
     Raises:
         InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
     """
-    if settings.output is None and settings.resume:
+    if settings.out is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
     output = TextsAndOutput(settings)
     trained = read_classifier(settings.model)
@@ -50,7 +51,7 @@ def main(settings: PredictSettings) -> None:
     read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
     total = output.count(read())
     classifier, texts = Classifier(settings, trained), read()
-    if settings.output is None:
+    if settings.out is None:
         for group in classifier.groups(texts, total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
@@ -58,7 +59,7 @@ def main(settings: PredictSettings) -> None:
             "model_fingerprint": fingerprint(classifier.model),
             "labels": list(trained.labels.names),
             "max_length": classifier.limit,
-            "bf16": classifier.bf16,
+            "dtype": classifier.dtype,
             "columns": dataclasses.asdict(columns),
             "threshold": settings.threshold,
         }
@@ -88,6 +89,7 @@ class Classifier(TextModel):
         texts: Number of texts that `lines` has classified so far.
         counts: Number of these texts by class.
         truncated: Number of these texts that were truncated.
+        dtype: The data type of matrix products.
     """
 
     def __init__(self, settings: ClassifierSettings, trained: Trained | None = None) -> None:
@@ -97,7 +99,11 @@ class Classifier(TextModel):
         model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
         self._threshold, self.texts, self.truncated = settings.threshold, 0, 0
         self.counts = Counter(dict.fromkeys(self.labels.names, 0))
-        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, settings.bf16, device)
+        autocast = fast_dtype(settings.dtype, device)
+        if model.dtype != torch.float32:  # mixed precision is for weights in float32; others are converted, if asked
+            model, autocast = model.to(None if settings.dtype == "auto" else autocast), torch.float32
+        self.dtype = str(model.dtype if autocast == torch.float32 else autocast)
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, autocast, device)
 
     def lines(self, texts: Sequence[Text], done: int) -> bytes:
         """The predictions for consecutive texts as JSON Lines; `done` is the number of texts before them."""

@@ -129,7 +129,9 @@ def adapter_folder(name: str) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, ABOUT, MANIFEST, CARD]))
     for file in (CONFIG, WEIGHTS, ABOUT, CARD):
         if not (folder / file).is_file():
-            raise InputError(f"adapter: expected one of `linformer distill --adapter`, got {folder} without {file}")
+            raise InputError(
+                f"adapter: expected one of `linformer distill --adapter_rank`, got {folder} without {file}"
+            )
     return folder
 
 

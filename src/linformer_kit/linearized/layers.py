@@ -75,7 +75,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
     ours = config.model_type == "linformer" and config.attention == "full"
-    advice = " of this package; linformer convert without --in_place makes it linear"
+    advice = " of this package; `linformer convert` makes it linear"
     for is_so, expected, got in (
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
         (ours, "an encoder of transformers", advice),

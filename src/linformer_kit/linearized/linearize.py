@@ -87,8 +87,8 @@ def linearize(
         projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
             of them; default: 128, or n if that is less.
         adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
-            one that `linformer distill --adapter` made for this model. It is merged into the weights, and determines
-            all other arguments. None: the weights stay as they are.
+            one that `linformer distill --adapter_rank` made for this model. It is merged into the weights, and
+            determines all other arguments. None: the weights stay as they are.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`operator.projections.PROJECTIONS`).
         shorter_input: What texts shorter than n use: windows that tile them (`stretch`), which changes the outputs of

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
-from linformer_cli.settings.declare import meant, settings
+from linformer_cli.settings.declare import settings, suggestion
 from linformer_kit.operator.attention import check_bias_order
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
@@ -104,13 +104,15 @@ def _reject_unknown(fields: Iterable[str]) -> None:
     """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
         if name not in _TRANSFORMERS_FIELDS:
-            raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{meant(name, _FIELDS)}")
+            raise InputError(
+                f"{name}: expected a field of LinformerConfig, got an unknown one{suggestion(name, _FIELDS)}"
+            )
 
 
 @functools.cache  # warn once for the same fields: a model and its tokenizer read the same file several times
 def warn_of_unknown(names: frozenset[str]) -> None:
     """Log a warning with the fields of a file that are kept and not used."""
-    listed = ", ".join(f"{name}{meant(name, _FIELDS)}" for name in sorted(names))
+    listed = ", ".join(f"{name}{suggestion(name, _FIELDS)}" for name in sorted(names))
     logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
 

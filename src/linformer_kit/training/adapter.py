@@ -84,9 +84,10 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
         for name, parameter in student.base_model.named_parameters()
         if parameter.requires_grad
     }
-    license = license_of(settings.teacher, download=True) or "unknown"
-    name = model_label(settings.teacher)
+    license = license_of(settings.model, download=True) or "unknown"
+    name = model_label(settings.model)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
+    assert settings.adapter_rank is not None
     # As resolved, so that they stay what they are if defaults change.
     resolved = {name: student.config.linformer[name] for name in ("projected_dim", "shorter_input", "global_tokens")}
     about = {

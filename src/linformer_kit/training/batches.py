@@ -45,12 +45,12 @@ class Batches:
         self._task = task
         self._rank, self._processes = process.process_index, process.num_processes
         self._size = settings.per_device_train_batch_size
-        self._together = self._size * self._processes
+        self._global_batch_size = self._size * self._processes
         self._accumulation = settings.gradient_accumulation_steps
         self._loading = _loading(task, settings)
         # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
-        self._multiple = self._together if self._processes > 1 else 1
-        self.in_epoch = -(-len(self._keys(0)) // self._together)
+        self._multiple = self._global_batch_size if self._processes > 1 else 1
+        self.in_epoch = -(-len(self._keys(0)) // self._global_batch_size)
 
     @property
     def updates_in_epoch(self) -> int:
@@ -76,21 +76,23 @@ class Batches:
         while True:
             count = min(self._accumulation, in_epoch - position.batches)
             batches = list(itertools.islice(loader, count))
-            first, last = (self._together * n for n in (position.batches, position.batches + count))
+            first, last = (self._global_batch_size * n for n in (position.batches, position.batches + count))
             done = position.batches + count
             position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
             examples = len(self._task.train_items)
             yield UpdateBatches(batches, min(last, examples) - min(first, examples), position)
 
     def _keys(self, epoch: int) -> list[Any]:
-        return self._task.order(epoch, together=self._together, multiple=self._multiple)
+        return self._task.order(epoch, global_batch_size=self._global_batch_size, multiple=self._multiple)
 
     def _keys_of_batches(self, start: Position) -> Iterator[list[Any]]:
         """The keys of this process's part of each global batch, over all epochs."""
         for epoch in itertools.count(start.epoch):
             keys = self._keys(epoch)
             done = start.batches if epoch == start.epoch else 0
-            for place in range(done * self._together + self._rank * self._size, len(keys), self._together):
+            for place in range(
+                done * self._global_batch_size + self._rank * self._size, len(keys), self._global_batch_size
+            ):
                 yield keys[place : place + self._size]
 
 
@@ -100,7 +102,7 @@ def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple
     All processes have the same number of batches, which sharded models need; filler batches have 0 counted rows.
     """
     process = PartialState()
-    size, items = settings.per_device_eval_batch_size, range(len(task.validation_items))
+    size, items = settings.per_device_train_batch_size, range(len(task.validation_items))
     places = [items[start : start + size] for start in range(0, len(items), size)]
     places += [range(0)] * (-len(places) % process.num_processes)
     mine = places[process.process_index :: process.num_processes]

@@ -56,19 +56,19 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings, an unsuitable encoder or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged; the results record it.
     """
-    check_model_is_kept(settings.teacher, settings.output_dir)
+    check_model_is_kept(settings.model, settings.output_dir)
     layerwise = settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps
     if not 0 <= layerwise <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {layerwise}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    if settings.adapter and settings.fully_shard:
-        raise InputError("fully_shard: expected false with adapter, got true")
+    if settings.adapter_rank and settings.fully_shard:
+        raise InputError("fully_shard: expected false with adapter_rank, got true")
     settings = dataclasses.replace(settings, layerwise_steps=layerwise)
     run = Run("distill", settings)
     pair = _load_pair(settings)
-    extra_files = sentence_files(settings.teacher, longer=pair.longest)
-    warn_of_left_out(settings.teacher, extra_files)
+    extra_files = sentence_files(settings.model, longer=pair.longest)
+    warn_of_left_out(settings.model, extra_files)
     with run.process.local_main_process_first():  # the others read its cache
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {
@@ -117,28 +117,26 @@ def _load_pair(settings: DistillSettings) -> Pair:
         InputError: for a teacher that cannot be linearised.
     """
     set_seed(settings.seed)
-    encoder = "a pretrained encoder"
-    with renamed("model", "teacher"):
-        teacher, tokenizer, *_ = load_model(settings.teacher, None, encoder)
-        kinds = (*_OF_TOKENS, _OF_TEXTS)
-        if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
-            expected = ", ".join(kinds)
-            raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
-        base = copy.deepcopy(teacher).float() if settings.adapter else None
-        student = linearize_encoder(copy.deepcopy(teacher), settings)
+    teacher, tokenizer, *_ = load_model(settings.model, None, "a pretrained encoder")
+    kinds = (*_OF_TOKENS, _OF_TEXTS)
+    if not type(teacher).__name__.endswith(kinds) or teacher.main_input_name != "input_ids":
+        expected = ", ".join(kinds)
+        raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
+    base = copy.deepcopy(teacher).float() if settings.adapter_rank else None
+    student = linearize_encoder(copy.deepcopy(teacher), settings)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
-    most = longest_input(teacher) or limit
+    is_longer = longest > (longest_input(teacher) or limit)
     # The length of fine-tuning stays; an author's limit below the positions says nothing of the student.
     is_trained = getattr(teacher.config, "trained_columns", None) is not None
-    tokenizer.model_max_length = min(longest, limit) if is_trained and longest <= most else longest
+    tokenizer.model_max_length = min(longest, limit) if is_trained and not is_longer else longest
     # Only what a model says of each token, or its mean, can be put together from pieces.
-    in_pieces = longest > most and type(teacher).__name__.endswith(_OF_TOKENS)
-    if longest > most and not in_pieces:
+    in_pieces = is_longer and type(teacher).__name__.endswith(_OF_TOKENS)
+    if is_longer and not in_pieces:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
             check_positions(teacher, longest, settings.resize_mode)
         set_positions(teacher, longest, settings.resize_mode)
     teacher, student = teacher.float(), student.float()
-    if settings.adapter:
+    if settings.adapter_rank is not None:
         add_adapter(student, settings.adapter_rank)
     return Pair(teacher, student, tokenizer, longest, limit if in_pieces else None, base)
 
@@ -148,10 +146,10 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
     packing = not whole if settings.packing is None else settings.packing
     encoder = Encoder(pair.tokenizer, pair.longest)
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
-    together = settings.per_device_train_batch_size * processes
-    if len(inputs.train) < together:
-        most = f"the {len(inputs.train)} training inputs"
-        raise InputError(f"per_device_train_batch_size: expected at most {most} in all processes, got {together}")
+    batch_size, inputs_to_train = settings.per_device_train_batch_size * processes, len(inputs.train)
+    if inputs_to_train < batch_size:
+        expected = f"at most the {inputs_to_train} training inputs in all processes"
+        raise InputError(f"per_device_train_batch_size: expected {expected}, got {batch_size}")
     return inputs
 
 
@@ -184,7 +182,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
     return run.results(
         training,
         teacher={
-            "name": model_label(settings.teacher),
+            "name": model_label(settings.model),
             "type": teacher.config.model_type,
             "class": type(teacher).__name__,
             "parameters": teacher.num_parameters(),

@@ -22,7 +22,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.state import learning_rate_schedule
 from linformer_kit.training.task import Batch, Task
-from linformer_kit.training.tracing import Trace, cut, special_tokens, traced
+from linformer_kit.training.tracing import Trace, special_tokens, split_into_pieces, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
 _LEAST_SPREAD = 1e-12  # avoids division by zero if all hidden states are equal
@@ -166,9 +166,9 @@ class Distillation(Task):
         """Stay in evaluation mode, so that there is no dropout."""
         return super().train(False)
 
-    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
         inputs = len(self.train_items)
-        return passage_keys(inputs, longest=self._longest, batch_size=together, seed=self.seed, epoch=epoch)
+        return passage_keys(inputs, longest=self._longest, batch_size=global_batch_size, seed=self.seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:
         """Choose between layerwise and joint training."""
@@ -201,7 +201,7 @@ class Distillation(Task):
             with traced(self.teacher, self.teacher_attention) as trace:
                 return trace, self.teacher(**inputs)
         pad = self.tokenizer.pad_token_id
-        pieces = cut(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
+        pieces = split_into_pieces(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
         with traced(self.teacher, self.teacher_attention) as trace:
             outputs = self.teacher(**pieces.inputs)
         return pieces.joined_trace(trace), pieces.joined_outputs(outputs)

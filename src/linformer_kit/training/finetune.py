@@ -224,7 +224,7 @@ class Classification(Task):
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate, seed=seed)
         self._texts_in_update, self._metrics = texts_in_update, metrics
 
-    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
         return grouped_by_length(
             self.train_items.lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch, multiple=multiple
         )

@@ -27,7 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from linformer_cli.errors import DivergedError, InputError, Stopped
 from linformer_cli.settings import TrainingSettings
-from linformer_kit.environment import use_bf16
+from linformer_kit.environment import fast_dtype
 from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.stopping import stop_requests
@@ -72,10 +72,9 @@ class Training:
         self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
         process = PartialState()
         self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
-        bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
-        self.dtype = torch.float16 if settings.fp16 else torch.bfloat16 if bf16 else torch.float32
+        self.dtype = fast_dtype(settings.dtype, self.device)
         # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.fp16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
         if checkpoint is not None:
             load_weights(task.model, checkpoint)

@@ -17,28 +17,39 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
+from linformer_cli.errors import InputError
+from linformer_kit.environment import device_of
+
 logger = logging.getLogger(__name__)
 
 # Parameters of mallopt, of the GNU C library (malloc.h).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 
 
-def start_processes(*, cpu: bool, timeout: float) -> PartialState:
+def start_processes(name: str | None, *, timeout: float) -> PartialState:
     """Initialise the process group, if there are several processes and no group yet; it is destroyed at exit.
 
     Args:
-        cpu: Whether to use the CPU even if there is an accelerator.
+        name: Name of the device, for several processes without an index; None: the accelerator if there is one.
         timeout: Seconds that a process waits for another one before it fails.
 
     Returns:
         This process: its device, its rank and the number of processes.
+
+    Raises:
+        InputError: for a device that is not available.
     """
-    cpu = cpu or not torch.accelerator.is_available()
-    process = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+    device = device_of(name)
+    process = PartialState(cpu=device.type == "cpu", timeout=timedelta(seconds=timeout))
     _end_with_process()
-    if process.num_processes == 1 and cpu != (process.device.type == "cpu"):  # the device of an earlier training
-        process.device = torch.device("cpu") if cpu else process.default_device
-    if process.num_processes == 1 and (devices := torch.accelerator.device_count()) > 1 and not cpu:
+    if process.num_processes > 1:
+        if name is not None and ":" in name:
+            raise InputError(f"device: expected one without an index for several processes, got {name}")
+        return process
+    process.device = device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if name is None and (devices := torch.accelerator.device_count()) > 1:
         logger.warning(
             "one of %s devices is used; `torchrun --nproc-per-node %s -m linformer_kit` uses all", devices, devices
         )

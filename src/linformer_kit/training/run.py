@@ -21,6 +21,7 @@ from accelerate.utils import broadcast_object_list
 from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.outputs import RUN_MARK
 from linformer_cli.settings import TrainingSettings, without_local_paths
+from linformer_cli.settings.files import flat
 from linformer_kit.environment import environment
 from linformer_kit.files.folders import CHECKPOINT, check_made_from, check_output_dir, find_checkpoint, open_output_dir
 from linformer_kit.files.manifest import read_json, recover
@@ -42,7 +43,6 @@ _MAY_CHANGE = (
     "report_to",
     "dataloader_num_workers",
     "per_device_train_batch_size",
-    "per_device_eval_batch_size",
     "fully_shard",
     "ddp_timeout",
     "cache_dir",
@@ -71,7 +71,7 @@ class Run:
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
         tracker_classes(settings.report_to)
         self.command, self.settings = command, settings
-        self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
+        self.process = start_processes(settings.device, timeout=settings.ddp_timeout)
         count = self.process.num_processes
         if count > 1 and settings.output_dir is None:
             raise InputError(f"output_dir: expected a folder for {count} processes to share, got none")
@@ -118,7 +118,7 @@ class Run:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
         mark, path = self.folder / RUN_MARK, self.folder / _SETTINGS
         check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
-        before, now = _flat(self._resumed["settings"]), _flat(dataclasses.asdict(self.settings))
+        before, now = flat(self._resumed["settings"]), flat(dataclasses.asdict(self.settings))
         for name in list(now):
             if name.partition(".")[0] in (*_NOT_SAVED, *_MAY_CHANGE, *may_change):
                 del now[name]
@@ -190,7 +190,7 @@ class Run:
             "skipped_updates": training.skipped_updates,
             "seconds": state.seconds,
             f"{training.task.unit}_per_second": training.log.rate,
-            "bf16": training.dtype == torch.bfloat16,
+            "dtype": str(training.dtype).removeprefix("torch."),
             "settings": without_local_paths(self.settings),
             "environment": environment(self.process.device),
         }
@@ -231,11 +231,3 @@ def _read_record(folder: Path) -> dict[str, Any]:
         if not isinstance(record.get(name), kind):
             raise InputError(f"{path}: expected a {kind.__name__} of {name}, got {str(record.get(name))[:60]}")
     return record
-
-
-def _flat(settings: dict[str, Any], start: str = "") -> dict[str, Any]:
-    """Nested settings by their names with dots."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{start}{name}.") if isinstance(value, dict) else {f"{start}{name}": value}
-    return flat

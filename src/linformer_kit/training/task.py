@@ -55,12 +55,12 @@ class Task(nn.Module):
         """Number of units in a sequence."""
         return 1
 
-    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
         """Keys of the training items of an epoch, counted from 0, a pure function of the task's seed and the epoch.
 
         Args:
             epoch: Number of the epoch.
-            together: Sequences of one forward pass over all processes.
+            global_batch_size: Sequences of one forward pass over all processes.
             multiple: The keys are padded to a multiple of this, with keys of items without labels.
         """
         raise NotImplementedError

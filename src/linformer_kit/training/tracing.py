@@ -109,7 +109,7 @@ class Pieces(NamedTuple):
         return {name: self.joined(outputs[name]) for name in _OF_TOKENS if outputs.get(name) is not None}
 
 
-def cut(inputs: Batch, *, longest: int, special: tuple[int, int], pad_token_id: int) -> Pieces:
+def split_into_pieces(inputs: Batch, *, longest: int, special: tuple[int, int], pad_token_id: int) -> Pieces:
     """Cut texts into the fewest pieces of at most `longest` tokens, about equally long.
 
     Args:

@@ -103,7 +103,7 @@ def load_encoder_checkpoint(
     """
     with renamed("model", "source"):
         config = read_encoder_config(str(source))
-    return convert_encoder(str(source), config, resize_mode=resize_mode, **fields).model
+        return convert_encoder(str(source), config, resize_mode=resize_mode, **fields).model
 
 
 def read_encoder_config(source: str) -> PreTrainedConfig:
@@ -113,8 +113,7 @@ def read_encoder_config(source: str) -> PreTrainedConfig:
 
 def convert_encoder(source: str, config: PreTrainedConfig, *, resize_mode: ResizeMode, **fields: Any) -> Loaded:
     """As `load_encoder_checkpoint`, of an encoder with this configuration."""
-    with renamed("model", "source"):
-        full, _, _, left_out = _full_attention(source, config)
+    full, _, _, left_out = _full_attention(source, config)
     kept = {field.name: getattr(full.config, field.name) for field in dataclasses.fields(LinformerConfig)}
     for name in (*SLOT_FIELDS, "bias_order", "attention"):  # they say nothing of a model with full attention
         del kept[name]
@@ -129,7 +128,7 @@ def _full_attention(source: str, config: Any) -> Loaded:
     """The source as a model of this package with full attention."""
     if config.model_type not in _PREFIXES:
         known, other = ", ".join(_PREFIXES), config.model_type
-        raise InputError(f"{source}: expected a model of type {known}, got {other}; --in_place takes other types too")
+        raise InputError(f"{source}: expected a model of type {known}, got {other}; `linformer linearize` takes others")
     if getattr(config, "is_decoder", False):
         raise InputError(f"{source}: expected an encoder, got a decoder")
     kinds = {_PREFIXES[config.model_type] + end: end for end in _CLASSES}
@@ -139,7 +138,7 @@ def _full_attention(source: str, config: Any) -> Loaded:
     loaded = load_model(source, None, ENCODER, config=config, to_run=False)
     if config.model_type == LinformerConfig.model_type:
         if config.attention != "full":
-            raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
+            raise InputError(f"model: expected a model with full attention, got a Linformer in {source}")
         return loaded
     kind = kinds[class_name]
     model, _, random, left_out = loaded

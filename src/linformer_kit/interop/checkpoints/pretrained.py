@@ -39,7 +39,8 @@ def _check_folder(folder: Path) -> None:
     """Reject a folder that is not a complete model in safetensors, before any library reads it."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise InputError(f"model: expected a folder, got {folder}, which does not exist")
+        problem = "which is a file" if folder.exists() else "which does not exist"
+        raise InputError(f"model: expected a folder, got {folder}, {problem}")
     if not path.is_file():
         raise InputError(f"model: expected config.json in {folder}, got none")
     if (folder / "adapter_config.json").exists():
