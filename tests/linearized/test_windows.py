@@ -20,7 +20,7 @@ from transformers import (
 import linformer_kit as lk
 from linformer_kit.linearized import windows
 from linformer_kit.linearized.windows import WindowMask
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import FastKernels
 
 N = 701
 SIZES = {
@@ -74,7 +74,7 @@ def masks():
 @pytest.fixture
 def calls():
     """The calls of attention in blocks."""
-    with mock.patch.object(windows.kernels, "attention", side_effect=kernels.attention) as called:
+    with mock.patch.object(FastKernels, "attention", autospec=True, side_effect=FastKernels.attention) as called:
         yield called
 
 
@@ -185,6 +185,6 @@ def test_layers_of_a_linearised_model_keep_their_windows_in_blocks(calls):
     ids = torch.randint(3, 97, (3, N))
     linear = lk.linearize(copy.deepcopy(theirs), projected_dim=1031, sliding_window=0, global_tokens=0)
     got, expected = (model(ids, attention_mask=mask).last_hidden_state[mask.bool()] for model in (linear, theirs))
-    in_blocks = [call for call in calls.call_args_list if (tokens := call.args[4]) and tokens.visible is not None]
+    in_blocks = [call for call in calls.call_args_list if (tokens := call.args[5]) and tokens.visible is not None]
     assert len(in_blocks) == 2  # the first layer has no window
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)

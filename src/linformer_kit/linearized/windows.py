@@ -21,8 +21,8 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 from transformers.utils import output_capturing
 
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_values, is_exporting
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.neighbours import Neighbours, block_count, block_size
 
 IMPLEMENTATION = "exact_windows"
@@ -127,7 +127,7 @@ def window_attention(
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     tokens = Neighbours(key, value, attention_mask.window, visible=attention_mask.visible)
     no_slots = key[:, :, :0]
-    context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
+    context = choose(query).attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
     return context.transpose(1, 2).contiguous(), None
 
 

@@ -21,8 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced
+from linformer_kit.operator.conditions import has_hooks
+from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
@@ -76,6 +76,7 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None = None,
         need_weights: bool = False,
+        kernels: Kernels | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -85,6 +86,7 @@ class ProjectedAttention(nn.Module):
             value: Input of the values; the same tensor object as `key` if they are equal, so that E·X is computed once.
             lengths: Number of real tokens of each sequence; None: all.
             need_weights: Whether to return the context mapping P̄.
+            kernels: Those of this forward pass; None: they are chosen here.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -93,8 +95,9 @@ class ProjectedAttention(nn.Module):
             InputError: for a sequence longer than the projection allows, and a projection with other heads or fewer
                 slots.
         """
-        slots = self.project(key, value, lengths)
-        output, weights = self.attend(query, slots, need_weights)
+        kernels = kernels or choose(key)
+        slots = self.project(key, value, lengths, kernels=kernels)
+        output, weights = self.attend(query, slots, need_weights, kernels=kernels)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -104,6 +107,8 @@ class ProjectedAttention(nn.Module):
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None = None,
+        *,
+        kernels: Kernels,
     ) -> Slots:
         """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`.
 
@@ -115,13 +120,14 @@ class ProjectedAttention(nn.Module):
         declared = inside(called)
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
         check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
-        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims):
-            return self._compressed_then_mapped(called, key, value, lengths, dims)  # (E·X)·W + (E·r)⊗b
+        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims, kernels.exporting):
+            return self._compressed_then_mapped(called, key, value, lengths, dims, kernels)  # (E·X)·W + (E·r)⊗b
         return project_heads(  # E·(X·W + r⊗b)
             called,
-            self._mapped(self.k_proj, key),
-            self._mapped(self.v_proj, value),
+            self._mapped(self.k_proj, key, kernels),
+            self._mapped(self.v_proj, value, kernels),
             lengths,
+            kernels=kernels,
             source=key[:, self.global_tokens :],
             projected_dim=self.projected_dim,
             sliding_window=self.sliding_window,
@@ -133,16 +139,20 @@ class ProjectedAttention(nn.Module):
         query: Float[Tensor, "batch query_len embed"],
         slots: Slots,
         need_weights: bool = False,
+        *,
+        kernels: Kernels,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
         dropout = self.dropout if self.training else 0.0
-        queries = self._mapped(self.q_proj, query)
-        heads, weights = attend_slots(queries, slots, dropout=dropout, need_weights=need_weights)
+        queries = self._mapped(self.q_proj, query, kernels)
+        heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
-    def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
+    def _compresses_first(
+        self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], exporting: bool
+    ) -> bool:
         """Whether (E·X)·W + (E·r)⊗b may and should replace E·(X·W + r⊗b): W then runs on k rows instead of n."""
-        if projection.is_exact_for(seq_len, min(dims)):  # `project_heads` takes the tokens themselves as slots
+        if projection.is_exact_for(seq_len, min(dims), exporting):  # `project_heads` makes slots of the tokens
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
@@ -151,33 +161,41 @@ class ProjectedAttention(nn.Module):
             return False
         # An exported program uses one order for all lengths. Windows of short texts are few, however many slots there
         # are.
-        return is_exporting() or projection.windowed or seq_len > max(dims)
+        return exporting or projection.windowed or seq_len > max(dims)
 
     def _compressed_then_mapped(
-        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
+        self,
+        projection: nn.Module,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor | None,
+        dims: Sequence[int],
+        kernels: Kernels,
     ) -> Slots:
         """(E·X)·W + (E·r)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
         first, tokens = self.global_tokens, None
         if first or self.sliding_window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if self.sliding_window else first)
-            mapped = self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen])
-            tokens = Neighbours(*mapped, self.sliding_window, lengths)
+            seen_keys = self._mapped(self.k_proj, key[:, seen], kernels)
+            seen_values = self._mapped(self.v_proj, value[:, seen], kernels)
+            tokens = Neighbours(seen_keys, seen_values, self.sliding_window, lengths)
         rest = _lengths_after(lengths, first) if first else lengths
+        may_be_empty = rest is not None or kernels.exporting
         keys = key[:, None, first:]
         values = keys if value is key else value[:, None, first:]
 
         def compress(slots: int) -> Slots:
             sums = self.bias_order == "before_projection"
-            compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
-            key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
-            value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-            key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
-            return _slots_of(compressed, key_slots, value_slots, rest)
+            compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums, kernels=kernels)
+            key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums, kernels)
+            value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums, kernels)
+            heads = self.num_heads
+            return _slots_of(compressed, split_heads(key_rows, heads), split_heads(value_rows, heads), may_be_empty)
 
         slots = _of_all_heads(compress, dims)
         return slots if tokens is None else _with_tokens(slots, tokens, first)
 
-    def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
+    def _mapped(self, linear: nn.Module, tokens: Tensor, kernels: Kernels) -> Tensor:
         """X·W + 1·b of each token, by heads."""
         return split_heads(kernels.apply_linear(linear, tokens), self.num_heads)
 
@@ -198,6 +216,7 @@ def project_heads(
     value: Float[Tensor, "batch heads seq_len head_dim"],
     lengths: Int[Tensor, " batch"] | None = None,
     *,
+    kernels: Kernels,
     source: Float[Tensor, "batch rest embed"] | None = None,
     projected_dim: int | Sequence[int] | None = None,
     sliding_window: int = 0,
@@ -210,6 +229,7 @@ def project_heads(
         key: K·W_K, right-padded.
         value: V·W_V.
         lengths: Number of real tokens of each sequence; None: all.
+        kernels: Those of this forward pass.
         source: The input of the keys after the global tokens; None: the mapped keys.
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
@@ -218,16 +238,17 @@ def project_heads(
     declared, first = inside(projection), global_tokens
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
-    if declared.is_exact_for(key.shape[2] - first, min(dims)):
+    if declared.is_exact_for(key.shape[2] - first, min(dims), kernels.exporting):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
     rest = _lengths_after(lengths, first) if first else lengths
+    may_be_empty = rest is not None or kernels.exporting
     keys, values = key[:, :, first:], value[:, :, first:]
     source = merge_heads(keys) if source is None else source
 
     def compress(slots: int) -> Slots:
-        compressed = projection(keys, values, rest, slots, source=source)
-        return _slots_of(compressed, compressed.key, compressed.value, rest)
+        compressed = projection(keys, values, rest, slots, source=source, kernels=kernels)
+        return _slots_of(compressed, compressed.key, compressed.value, may_be_empty)
 
     tokens = Neighbours(key, value, sliding_window, lengths)
     return _with_tokens(_of_all_heads(compress, dims), tokens, first)
@@ -250,19 +271,19 @@ def _with_tokens(slots: Slots, tokens: Neighbours, first: int) -> Slots:
     return slots.with_neighbours(tokens) if tokens.window else slots
 
 
-def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
+def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, may_be_empty: bool) -> Slots:
     if compressed.sizes is None:
         return Slots(key, value)
     sizes = compressed.sizes[:, None]  # for all heads
-    return Slots(key, value, sizes == 0 if lengths is not None or is_exporting() else None, sizes)
+    return Slots(key, value, sizes == 0 if may_be_empty else None, sizes)
 
 
-def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor:
+def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:
     """(E·X)·W + (E·r)⊗b; without row sums f(E·X) = (E·X)·W + 1⊗b."""
     if sums is None or linear.bias is None:
         return kernels.apply_linear(linear, rows)
     assert isinstance(linear, nn.Linear)
-    if is_replaced(linear):  # global hooks, such as a profiler's, should see the call
+    if kernels.calls_modules:  # global hooks, such as a profiler's, should see the call
         mapped = linear(rows)
         return mapped + ((sums - 1)[..., None] * linear.bias).to(mapped.dtype)
     # Not f(E·X) + (E·r - 1)⊗b: if E·r is small, b would be added with rounding errors and then subtracted again.

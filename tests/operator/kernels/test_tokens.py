@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import linformer_kit as lk
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.models.modeling import Inputs
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import FastKernels
 from tests.conftest import SIZES
 
 KINDS = [
@@ -144,7 +144,7 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
         model.embeddings.float()
         for layer in model.encoder.layers:
             layer.self_attn.float()
-        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended: attended)
+        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended, kernels: attended)
     with torch.set_grad_enabled(how == "gradients"), torch.autocast("cpu", enabled=how == "autocast"):
         asked = {"output_attentions": how == "attentions", "output_hidden_states": how == "states"}
         blocked = runs_in_blocks(monkeypatch, model, ids, **asked)
@@ -171,17 +171,18 @@ def test_replaced_parts_run(small_blocks, what):
 def test_what_is_fast_is_used(monkeypatch):
     """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
-    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward"):
-        real = getattr(kernels, name)
+    for name in ("attention", "compress", "linear", "apply_linear", "feed_forward"):
+        real = getattr(FastKernels, name)
 
         def record(*inputs, real=real, name=name, **options):
             calls.append(name)
             return real(*inputs, **options)
 
-        monkeypatch.setattr(kernels, name, record)
+        monkeypatch.setattr(FastKernels, name, record)
     ids = torch.randint(5, 101, (1, 31))
     model_of()(ids)
-    per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 2, "apply_feed_forward": 1}
+    # Of the feed-forward layer both maps: the second is within its own backward pass.
+    per_layer = {"attention": 1, "compress": 2, "linear": 3, "apply_linear": 3, "feed_forward": 1}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
 
 

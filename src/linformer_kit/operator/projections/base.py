@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
-from linformer_kit.operator.conditions import is_exporting
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import zero_padding
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
@@ -118,6 +118,7 @@ class SequenceProjection(nn.Module):
         *,
         source: Float[Tensor, "batch seq_len embed"],
         sums: bool = False,
+        kernels: Kernels,
     ) -> Compressed:
         """The slots of keys and values.
 
@@ -128,6 +129,7 @@ class SequenceProjection(nn.Module):
             slots: k of these heads.
             source: The input of the keys, for projections that depend on it.
             sums: Whether E·r and F·r are needed.
+            kernels: Those of this forward pass.
 
         Raises:
             InputError: if the sequence is longer than seq_len.
@@ -160,12 +162,12 @@ class SequenceProjection(nn.Module):
         """Whether E = F."""
         return self.always_tied or self.sharing in ("key_value", "layerwise")
 
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
+    def is_exact_for(self, seq_len: int, slots: int, exporting: bool) -> bool:
         """Whether each token of sequences of this length, or less, is a slot of its own, as in full attention.
 
         Not in an exported program, which runs with all lengths.
         """
-        return not is_exporting() and seq_len <= 0  # a comparison would limit the lengths of a program
+        return not exporting and seq_len <= 0  # a comparison would limit the lengths of a program
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
@@ -245,7 +247,7 @@ class FullAttention(SequenceProjection):
     def compress(self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False) -> Tensor:
         return tokens
 
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
+    def is_exact_for(self, seq_len: int, slots: int, exporting: bool) -> bool:
         return True
 
 

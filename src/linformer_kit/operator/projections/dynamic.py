@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.matrices import MatrixProjection
@@ -52,7 +52,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         heads = () if self.shared_by_heads else (self.num_heads,)
         return torch.randn(*heads, self.projected_dim, self.embed_dim) * (_START * self.embed_dim**-0.5)
 
-    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """Pᵀ of each sequence, `[batch, *heads, slots, seq_len]`, with zeros at padding."""
         if source.shape[2] != self.embed_dim:
             raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {source.shape[2]}")

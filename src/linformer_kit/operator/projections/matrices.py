@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import check_choice
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import is_exporting
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
@@ -29,7 +28,11 @@ class MatrixProjection(SequenceProjection):
     commutes = True
 
     def matrices(
-        self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
+        self,
+        source: Float[Tensor, "batch seq_len embed"],
+        lengths: Int[Tensor, " batch"] | None,
+        slots: int,
+        kernels: Kernels,
     ) -> tuple[Tensor, Tensor]:
         """E and F, `[*batch, *heads, slots, n]`; the same tensor object if E = F."""
         raise NotImplementedError
@@ -43,26 +46,34 @@ class MatrixProjection(SequenceProjection):
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
     def forward(
-        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+        self,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor | None,
+        slots: int,
+        *,
+        source: Tensor,
+        sums: bool = False,
+        kernels: Kernels,
     ) -> Compressed:
         seq_len = key.shape[2]
         self._check_length(seq_len)
-        key_matrix, value_matrix = self.matrices(source, lengths, slots)
+        key_matrix, value_matrix = self.matrices(source, lengths, slots, kernels)
         tied, is_one = value_matrix is key_matrix, value is key
-        if is_exporting():  # a slice would make the full length a special case
+        if kernels.exporting:  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
             key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
         else:
             key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
         pairs = [(key_matrix, key)] if tied and is_one else [(key_matrix, key), (value_matrix, value)]
-        parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
+        parts = [self._product(matrix, tokens, kernels) for matrix, tokens in pairs]
         if sums:
             parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
         if len(pairs) == 1:  # for keys and values alike
             parts = [part for part in parts for _ in range(2)]
         return Compressed(*parts)
 
-    def _product(self, matrix: Tensor, tokens: Tensor) -> Tensor:
+    def _product(self, matrix: Tensor, tokens: Tensor, kernels: Kernels) -> Tensor:
         """E·X, `[batch, heads, slots, dim]`."""
         if not self.shared_by_heads:
             return kernels.widened(torch.matmul, matrix, tokens)
@@ -107,7 +118,7 @@ class LinearProjection(LearnedProjection, MatrixProjection):
             matrices[heads, :k] = start(self.num_heads, k, self.seq_len)[heads]
         return matrices
 
-    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int, kernels: Kernels) -> tuple[Tensor, Tensor]:
         key_matrix = self.key_projection[..., :slots, :]
         return key_matrix, key_matrix if self.value_projection is None else self.value_projection[..., :slots, :]
 
@@ -141,7 +152,7 @@ class RandomProjection(MatrixProjection):
     def _draw(self, columns: int) -> Tensor:
         return torch.randn(self.projected_dim, columns) / math.sqrt(self.projected_dim)
 
-    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int, kernels: Kernels) -> tuple[Tensor, Tensor]:
         matrix = self.matrix[:slots]
         if slots < self.projected_dim:
             matrix = matrix * math.sqrt(self.projected_dim / slots)

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError, check_input
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
+from linformer_kit.operator.conditions import is_ordinary, needs_gradient
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
@@ -28,10 +28,11 @@ class Windows(NamedTuple):
 
     positions: Int[Tensor, "batch_or_1 slots window"]  # any existing ones where there is no real token
     real: Bool[Tensor, "batch_or_1 slots window"]
+    kernels: Kernels
 
     def of(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots window embed"]:
         """The tokens at the positions."""
-        if is_exporting():  # ONNX cannot take any from a text of global tokens only, which has no others
+        if self.kernels.exporting:  # ONNX cannot take any from a text of global tokens only, which has no others
             hidden = F.pad(hidden, (0, 0, 0, 1))
         return take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
 
@@ -42,11 +43,12 @@ class Windows(NamedTuple):
         CPU in inference in one pass by `embedding_bag`, except in float16, where its sums overflow: on AVX-512 with
         bfloat16 a linearised MiniLM takes 1.1 to 1.2 times as long with products.
         """
-        if not must_be_plain() and not needs_gradient(hidden) and is_ordinary(hidden) and hidden.dtype != torch.float16:
+        one_pass = not self.kernels.is_plain and hidden.dtype != torch.float16 and is_ordinary(hidden)
+        if one_pass and not needs_gradient(hidden):
             return self._means_in_one_pass(hidden)
         scale = 2.0 ** int(self.real.shape[2]).bit_length()
         ones = (self.real.to(hidden.dtype) / scale)[:, :, None]
-        sums = kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
+        sums = self.kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
         count = self.real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))
         return (sums * (scale / count)).to(hidden.dtype)
 
@@ -71,16 +73,30 @@ class WindowProjection(SequenceProjection):
         raise NotImplementedError
 
     def forward(
-        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+        self,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor | None,
+        slots: int,
+        *,
+        source: Tensor,
+        sums: bool = False,
+        kernels: Kernels,
     ) -> Compressed:
         self._check_length(key.shape[2])
-        windows = self.windows(key.shape[2], lengths, slots, key.device)
+        windows = self.windows(key.shape[2], lengths, slots, key.device, kernels=kernels)
         key_slots = self.reduce(windows, key, values=False)
         value_slots = key_slots if value is key and self.tied else self.reduce(windows, value, values=True)
         return Compressed(key_slots, value_slots, sizes=windows.real.sum(-1))
 
     def windows(
-        self, seq_len: int, lengths: Int[Tensor, " batch"] | None, slots: int, device: torch.device | None = None
+        self,
+        seq_len: int,
+        lengths: Int[Tensor, " batch"] | None,
+        slots: int,
+        device: torch.device | None = None,
+        *,
+        kernels: Kernels,
     ) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
@@ -92,21 +108,22 @@ class WindowProjection(SequenceProjection):
             lengths: Real tokens at the start of each sequence; None: all are real.
             slots: k.
             device: Device of the result if lengths is None.
+            kernels: Those of this forward pass.
         """
         real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
         longest: int = self.seq_len
         tiled: int | Tensor = longest
         number: int | Tensor = slots
-        count = slots if is_exporting() else -(-seq_len * slots // longest)  # an exported program has all lengths
+        count = slots if kernels.exporting else -(-seq_len * slots // longest)  # an exported program has all lengths
         if self.shorter_input == "stretch":
             tiled, number = real[:, None], real.clamp(min=1, max=slots)[:, None]
-            if not is_exporting():
+            if not kernels.exporting:
                 count, longest = min(slots, seq_len), max(1, seq_len)
         edges = torch.arange(count + 1, device=real.device) * tiled // number
         edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
         positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
-        last = seq_len if is_exporting() else seq_len - 1
-        return Windows(positions.clamp(max=last), positions < edges[:, 1:, None])
+        last = seq_len if kernels.exporting else seq_len - 1
+        return Windows(positions.clamp(max=last), positions < edges[:, 1:, None], kernels)
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         super().check_resize(seq_len, mode)
@@ -142,8 +159,8 @@ class MeanPoolProjection(WindowProjection):
     def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        return not is_exporting() and seq_len <= (slots if self.shorter_input == "stretch" else 0)
+    def is_exact_for(self, seq_len: int, slots: int, exporting: bool) -> bool:
+        return not exporting and seq_len <= (slots if self.shorter_input == "stretch" else 0)
 
 
 class MaxPoolProjection(WindowProjection):
