@@ -257,6 +257,20 @@ def test_compiles_as_one_graph(config):
     assert out.logits.shape == (2, 31, 101)
 
 
+@pytest.mark.e2e
+@pytest.mark.unchecked
+def test_layers_compile_on_their_own(config):
+    """Each as one graph, and once: kernels that the model chose are not those of compiled code."""
+    model, ids = randomise(LinformerModel(config(**fields("window_norm_first")))).eval(), tokens(2, 31)
+    expected = model(ids).last_hidden_state
+    torch.compiler.reset()
+    for layer in model.encoder.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model(ids).last_hidden_state, expected)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        torch.testing.assert_close(model(ids).last_hidden_state, expected)
+
+
 def test_types_of_tokens_that_say_nothing_change_nothing(config):
     """As tokenizers of BERT's kind return them for a single text."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)

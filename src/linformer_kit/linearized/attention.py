@@ -108,8 +108,8 @@ def linear_attention(
         key,
         value,
         lengths,
-        kernels=kernels,
-        projected_dim=None if shared is None else layer.projected_dim,
+        kernels,
+        None if shared is None else layer.projected_dim,
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )

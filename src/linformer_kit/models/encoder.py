@@ -6,7 +6,6 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -102,34 +101,30 @@ class LinformerLayer(GradientCheckpointingLayer):
         lengths: Int[Tensor, " batch"] | None,
         output_attentions: bool = False,
         kernels: Kernels | None = None,
+        in_blocks: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """The output of right-padded sequences, and P̄ or None."""
-        kernels = kernels or choose(hidden)
-        inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        keys = zero_padding(inputs, lengths)
-        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions, kernels)
-        if self.local_convolution is not None:
-            attended = attended + self.local_convolution(inputs, lengths, kernels)
-        return self._feed_forward(hidden, attended, kernels), weights
+        """The output of right-padded sequences, and P̄ or None.
 
-    def run_in_blocks(
-        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, kernels: Kernels
-    ) -> Float[Tensor, "batch seq_len embed"]:
-        """`forward` in blocks of tokens, which overwrites `hidden`: given the slots, tokens are independent."""
+        In blocks of tokens, which are independent given the slots, the output overwrites `hidden`, and there is no P̄.
+        """
+        kernels = choose(hidden, kernels)
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        slots = self.self_attn.project(keys, keys, lengths, kernels=kernels)
         local = None if self.local_convolution is None else self.local_convolution(inputs, lengths, kernels)
-        for samples, rows in token_blocks(hidden, self.widest):
-            block = (samples, rows)
-            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(samples, rows), kernels=kernels)
-            if local is not None:
-                attended = attended + local[block]
-            hidden[block] = self._feed_forward(hidden[block], attended, kernels)
-        return hidden
+        if not in_blocks:
+            attended, weights = self.self_attn(inputs, keys, None, lengths, output_attentions, kernels)
+            return self._feed_forward(hidden, attended, local, kernels), weights
+        slots = self.self_attn.project(keys, None, lengths, kernels)
+        for block in token_blocks(hidden, self.widest):
+            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), kernels)
+            hidden[block] = self._feed_forward(
+                hidden[block], attended, None if local is None else local[block], kernels
+            )
+        return hidden, None
 
-    def _feed_forward(self, hidden: Tensor, attended: Tensor, kernels: Kernels) -> Tensor:
-        """Run everything after attention; tokens are independent here."""
+    def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:
+        """Run everything after attention and local convolution; tokens are independent here."""
+        attended = attended if local is None else attended + local
         hidden = hidden + self.dropout(attended)
         if not self.norm_first:
             hidden = self.self_attn_layer_norm(hidden)
@@ -175,6 +170,7 @@ class LinformerEncoder(nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
         kernels: Kernels | None = None,
+        in_blocks: bool = False,
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
@@ -188,37 +184,28 @@ class LinformerEncoder(nn.Module):
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
             kernels: Those of this forward pass; None: they are chosen here.
+            in_blocks: Whether to compute in blocks of tokens, in the memory of `hidden` (`runs_in_blocks`).
         """
         states: list[Tensor] = []
         attentions: list[Tensor] = []
-        kernels = kernels or choose(hidden)
+        kernels = choose(hidden, kernels)
         for layer in self.layers:
             if output_hidden_states:
                 states.append(put_back(hidden, order))
-            hidden, weights = layer(hidden, lengths, output_attentions, kernels)
+            hidden, weights = layer(hidden, lengths, output_attentions, kernels, in_blocks)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=self.is_full))
-        last = put_back(hidden if self.layer_norm is None else self.layer_norm(hidden), order)
+        if self.layer_norm is not None and not in_blocks:
+            hidden = self.layer_norm(hidden)
+        elif self.layer_norm is not None:
+            for block in token_blocks(hidden, hidden.shape[-1]):
+                hidden[block] = self.layer_norm(hidden[block])
+        last = put_back(hidden, order)
         return BaseModelOutput(
             last,
             (*states, last) if output_hidden_states else None,
             tuple(attentions) if output_attentions else None,
         )
-
-    def run_in_blocks(
-        self,
-        hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
-        order: Int[Tensor, "batch seq_len"] | None,
-        kernels: Kernels,
-    ) -> BaseModelOutput:
-        """`forward` in blocks of tokens, in inference: everything is computed in the memory of `hidden`."""
-        for layer in self.layers:
-            hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths, kernels)
-        if self.layer_norm is not None:
-            for block in token_blocks(hidden, hidden.shape[-1]):
-                hidden[block] = self.layer_norm(hidden[block])
-        return BaseModelOutput(last_hidden_state=put_back(hidden, order))
 
 
 def runs_in_blocks(
@@ -270,12 +257,9 @@ def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:
     return build_projection(
-        config.projection,
+        config,
         seq_len=config.max_position_embeddings,
         projected_dim=projected_dim,
         num_heads=config.num_attention_heads,
         head_dim=config.hidden_size // config.num_attention_heads,
-        sharing=config.sharing,
-        shorter_input=config.shorter_input,
-        initializer=config.projection_initializer,
     )

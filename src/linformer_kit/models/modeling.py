@@ -262,11 +262,9 @@ class LinformerModel(LinformerPreTrainedModel):
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         kernels = choose(inputs.tokens)
-        in_blocks = runs_in_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
-        if in_blocks and not (attentions or states):
-            hidden = self.embeddings.run_in_blocks(inputs)
-            del inputs, inputs_embeds  # they would keep their memory during the encoder's call
-            return self.encoder.run_in_blocks(hidden, lengths, order, kernels)
-        hidden = self.embeddings(inputs)
         shown = {"output_attentions": attentions, "output_hidden_states": states}
-        return self.encoder(hidden, lengths, order, kernels=kernels, **shown)
+        in_blocks = runs_in_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
+        in_blocks = in_blocks and not (attentions or states)
+        hidden = self.embeddings.run_in_blocks(inputs) if in_blocks else self.embeddings(inputs)
+        del inputs, inputs_embeds  # they would keep their memory during the encoder's call
+        return self.encoder(hidden, lengths, order, kernels=kernels, in_blocks=in_blocks, **shown)

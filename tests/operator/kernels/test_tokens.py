@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
+from linformer_kit.models import encoder
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.models.modeling import Inputs
 from linformer_kit.operator.kernels import FastKernels
@@ -122,8 +123,8 @@ def test_inference_holds_the_hidden_states_once(small_blocks):
 def runs_in_blocks(monkeypatch, model, ids, **arguments):
     """Run, and return whether the layers ran in blocks."""
     seen = []
-    forward = LinformerLayer.run_in_blocks
-    monkeypatch.setattr(LinformerLayer, "run_in_blocks", lambda *a, **k: seen.append(1) or forward(*a, **k))
+    blocks = encoder.token_blocks
+    monkeypatch.setattr(encoder, "token_blocks", lambda *a: seen.append(1) or blocks(*a))
     model(ids, **arguments)
     return bool(seen)
 
@@ -144,7 +145,7 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
         model.embeddings.float()
         for layer in model.encoder.layers:
             layer.self_attn.float()
-        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended, kernels: attended)
+        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended, *_: attended)
     with torch.set_grad_enabled(how == "gradients"), torch.autocast("cpu", enabled=how == "autocast"):
         asked = {"output_attentions": how == "attentions", "output_hidden_states": how == "states"}
         blocked = runs_in_blocks(monkeypatch, model, ids, **asked)

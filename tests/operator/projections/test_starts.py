@@ -60,4 +60,4 @@ def test_stretched_windows_are_as_wide_as_the_text_needs():
         (9, torch.tensor([3, 9]), (2, 4, 3)),
         (0, None, (1, 0, 1)),
     ):
-        assert projection.windows(seq_len, lengths, 4, kernels=Kernels()).positions.shape == expected
+        assert projection.windows(seq_len, lengths, 4, Kernels()).positions.shape == expected

@@ -26,8 +26,13 @@ from linformer_kit.operator.neighbours import Neighbours
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 
 
-def choose(tensor: Tensor) -> Kernels:
-    """The kernels for a forward pass that begins with a tensor like this: chosen at its door, and handed down."""
+def choose(tensor: Tensor, given: Kernels | None = None) -> Kernels:
+    """The kernels for a forward pass that begins with a tensor like this: chosen at its door, and handed down.
+
+    `given` are those that were handed down, which code that is compiled on its own does not use.
+    """
+    if given is not None and not torch.compiler.is_compiling():
+        return given
     device = tensor.device.type
     if must_be_plain() or not is_ordinary(tensor, device):
         return Kernels(exporting=is_exporting())
@@ -68,7 +73,7 @@ class FastKernels(Kernels):
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
         """X·Wᵀ + 1·b, or its exact GELU."""
-        if self._is_special(inputs, len(weight)):
+        if self._is_special(inputs, weight.shape[0]):
             wide = self._widens(inputs, weight, bias)
             if wide or self._suits_onednn(inputs, weight, bias):
                 if not needs_gradient(inputs, weight, bias):
@@ -83,7 +88,7 @@ class FastKernels(Kernels):
 
     def apply_linear(self, module: nn.Module, inputs: Tensor, *, gelu: bool = False) -> Tensor:
         """As in the base class; with `gelu`, GELU of it."""
-        if type(module) is nn.Linear and self._is_special(inputs, len(module.weight)) and self._applies(module):
+        if type(module) is nn.Linear and self._is_special(inputs, module.weight.shape[0]) and self._applies(module):
             return self.linear(inputs, module.weight, module.bias, gelu=gelu)
         mapped = module(inputs)
         return F.gelu(mapped) if gelu else mapped
@@ -103,7 +108,7 @@ class FastKernels(Kernels):
 
     def compress(self, matrix: Tensor, hidden: Tensor) -> Tensor:
         """E·X of each sequence, by `torch.bmm`: `matrix @ hidden` copies hidden, transposed, for one product of all."""
-        if len(hidden) == 0:
+        if hidden.shape[0] == 0:
             return matrix @ hidden
         is_special = matrix.dim() == 2 and self._is_special(matrix, hidden.shape[2])
         if is_special and self._suits_onednn(matrix, hidden[0].T):
@@ -181,7 +186,7 @@ class FastKernels(Kernels):
 
 
 def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
-    return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+    return torch.bmm(matrix.expand(hidden.shape[0], -1, -1), hidden)
 
 
 def in_float32(*tensors: Tensor | None) -> list[Any]:

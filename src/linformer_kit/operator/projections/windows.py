@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,7 @@ class WindowProjection(SequenceProjection):
     windowed = True
 
     def reduce(
-        self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
+        self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], are_values: bool
     ) -> Float[Tensor, "batch heads slots dim"]:
         """Reduce the tokens in each window to a slot."""
         raise NotImplementedError
@@ -75,28 +75,30 @@ class WindowProjection(SequenceProjection):
     def forward(
         self,
         key: Tensor,
-        value: Tensor,
+        value: Tensor | None,
         lengths: Tensor | None,
         slots: int,
-        *,
-        source: Tensor,
-        sums: bool = False,
         kernels: Kernels,
+        source: Tensor | None = None,
     ) -> Compressed:
-        self._check_length(key.shape[2])
-        windows = self.windows(key.shape[2], lengths, slots, key.device, kernels=kernels)
-        key_slots = self.reduce(windows, key, values=False)
-        value_slots = key_slots if value is key and self.tied else self.reduce(windows, value, values=True)
-        return Compressed(key_slots, value_slots, sizes=windows.real.sum(-1))
+        self._check_length(key.shape[2], kernels)
+        windows = self.windows(key.shape[2], lengths, slots, kernels, key.device)
+
+        def reduce(tokens: Tensor, are_values: bool) -> Tensor:
+            reduced = self.reduce(windows, tokens, are_values)
+            if reduced.shape != (expected := (*tokens.shape[:2], windows.positions.shape[1], tokens.shape[3])):
+                raise InputError(f"reduce: expected {list(expected)}, got {list(reduced.shape)}")
+            return reduced
+
+        return Compressed(*self._of_both(reduce, key, value), sizes=windows.real.sum(-1))
 
     def windows(
         self,
         seq_len: int,
         lengths: Int[Tensor, " batch"] | None,
         slots: int,
-        device: torch.device | None = None,
-        *,
         kernels: Kernels,
+        device: torch.device | None = None,
     ) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
@@ -107,8 +109,8 @@ class WindowProjection(SequenceProjection):
             seq_len: Positions in the batch, padding included.
             lengths: Real tokens at the start of each sequence; None: all are real.
             slots: k.
-            device: Device of the result if lengths is None.
             kernels: Those of this forward pass.
+            device: Device of the result if lengths is None.
         """
         real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
         longest: int = self.seq_len
@@ -153,23 +155,18 @@ class MeanPoolProjection(WindowProjection):
     """Slot i is the mean of the real tokens in window i."""
 
     commutes = True
-    always_tied = True
-    by_head = False
 
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
-    def is_exact_for(self, seq_len: int, slots: int, exporting: bool) -> bool:
-        return not exporting and seq_len <= (slots if self.shorter_input == "stretch" else 0)
+    def exact_length(self, slots: int) -> float:
+        return slots if self.shorter_input == "stretch" else 0
 
 
 class MaxPoolProjection(WindowProjection):
     """Slot i is the maximum of the real tokens in window i, in each dimension of K·W_K or V·W_V; 0 without any."""
 
-    always_tied = True
-    by_head = False
-
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], -math.inf)
         largest = inside.amax(dim=2).masked_fill(~windows.real[..., :1], 0.0)
         return largest.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
@@ -183,13 +180,9 @@ class ConvProjection(LearnedProjection, WindowProjection):
     axis of heads. They are initialised to the scaled mean of the window. The kernel needs the same k for all heads.
     """
 
-    extra_arguments = ("head_dim",)
-
-    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
-        super().__init__(seq_len, projected_dim, **arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.checked_slots(None, self.num_heads)  # one k for all heads
-        self.head_dim = head_dim
-        self._make_parameters()
 
     def checked_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
         dims = super().checked_slots(projected_dim, num_heads)
@@ -200,13 +193,14 @@ class ConvProjection(LearnedProjection, WindowProjection):
 
     def _start(self) -> Tensor:
         width = -(-self.seq_len // self.projected_dim)
-        kernel = torch.full((self.head_dim, width), 1 / math.sqrt(width))
+        check_input(self.head_dim is not None, "head_dim", "the width of a head", self.head_dim)
+        kernel = torch.full((cast(int, self.head_dim), width), 1 / math.sqrt(width))
         return kernel if self.shared_by_heads else kernel.repeat(self.num_heads, 1, 1)
 
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         heads, dim = tokens.shape[1], tokens.shape[3]
         check_input(dim == self.head_dim, "head_dim", f"{self.head_dim}, as the kernel has", dim)
-        kernel = self.value_projection if values and self.value_projection is not None else self.key_projection
+        kernel = self.value_projection if are_values and self.value_projection is not None else self.key_projection
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], 0.0).unflatten(3, (heads, dim))
         by_head = kernel[None] if self.shared_by_heads else kernel
         taps = by_head.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
