@@ -205,6 +205,7 @@ class FullAttention(SequenceProjection):
     """Equation 2 as a projection: each token is its own slot, E = F = identity."""
 
     bounded = False
+    commutes = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
