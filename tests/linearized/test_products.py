@@ -21,7 +21,7 @@ import linformer_kit as lk
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized import products
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import products as kernel_products
+from linformer_kit.operator.kernels import fast
 from tests.conftest import save_tokenizer
 from tests.families import FAMILIES, build, example
 from tests.linearized.test_windows import modernbert
@@ -40,9 +40,9 @@ def calls(monkeypatch):
     """Products go to oneDNN, small ones too; the list of them."""
     prefer_onednn(monkeypatch)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(kernel_products, "_ONEDNN_LEAST", 0)
-    real, seen = kernel_products.onednn_linear, []
-    monkeypatch.setattr(kernel_products, "onednn_linear", lambda *given, **gelu: seen.append(1) or real(*given, **gelu))
+    monkeypatch.setattr(fast, "_ONEDNN_LEAST", 0)
+    real, seen = fast.onednn_linear, []
+    monkeypatch.setattr(fast, "onednn_linear", lambda *given, **gelu: seen.append(1) or real(*given, **gelu))
     return seen
 
 

@@ -13,8 +13,7 @@ import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.linearized import windows
 from linformer_kit.linearized.windows import WindowMask
-from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import softmax
+from linformer_kit.operator.kernels import FastKernels, softmax
 from tests.conftest import write_corpus, write_teacher
 
 N = 701
@@ -79,7 +78,7 @@ def masks():
 @pytest.fixture
 def calls():
     """The calls of attention in blocks."""
-    with mock.patch.object(windows.kernels, "attention", side_effect=kernels.attention) as called:
+    with mock.patch.object(FastKernels, "attention", autospec=True, side_effect=FastKernels.attention) as called:
         yield called
 
 
@@ -269,7 +268,7 @@ def test_layers_of_a_linearised_model_keep_their_windows_in_blocks(calls):
     ids = torch.randint(3, 97, (3, N))
     linear = lk.linearize(copy.deepcopy(theirs), projected_dim=1031, sliding_window=0, global_tokens=0)
     got, expected = (model(ids, attention_mask=mask).last_hidden_state[mask.bool()] for model in (linear, theirs))
-    in_blocks = [call for call in calls.call_args_list if (tokens := call.args[4]) and tokens.bias is not None]
+    in_blocks = [call for call in calls.call_args_list if (tokens := call.args[5]) and tokens.bias is not None]
     assert len(in_blocks) == 2  # the first layer has no window
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
@@ -286,14 +285,14 @@ def test_commands_train_an_encoder_with_windows(tmp_path, monkeypatch, calls):
     texts.write_text("\n".join(["text,label", *rows]))
     options = ["--per_device_train_batch_size", "4", "--max_steps", "2", "--warmup_steps", "1", "--report_to", "none"]
     data = ["--train_file", str(texts), "--validation_file", str(texts)]
-    main(["finetune", "--model", teacher, "--output_dir", str(tmp_path / "classifier"), *data, *options])
+    main(["finetune", teacher, "--output_dir", str(tmp_path / "classifier"), *data, *options])
     assert calls.called
     calls.reset_mock()
     (tmp_path / "corpus").mkdir()
     write_corpus(tmp_path / "corpus")
     options += ["--eval_steps", "2", "--save_steps", "2", "--cache_dir", str(tmp_path / "cache")]
     corpus = ["--train_file", str(tmp_path / "corpus"), "--projected_dim", "5"]
-    main(["distill", teacher, str(tmp_path / "student"), *corpus, *options])
+    main(["distill", teacher, "--output_dir", str(tmp_path / "student"), *corpus, *options])
     assert calls.called
 
 

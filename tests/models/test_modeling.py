@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
 
+import linformer_kit as lk
 from linformer_kit import (
     InputError,
     LinformerConfig,
@@ -254,6 +257,20 @@ def test_compiles_as_one_graph(config):
     assert out.logits.shape == (2, 31, 101)
 
 
+@pytest.mark.e2e
+@pytest.mark.unchecked
+def test_layers_compile_on_their_own(config):
+    """Each as one graph, and once: kernels that the model chose are not those of compiled code."""
+    model, ids = randomise(LinformerModel(config(**fields("window_norm_first")))).eval(), tokens(2, 31)
+    expected = model(ids).last_hidden_state
+    torch.compiler.reset()
+    for layer in model.encoder.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model(ids).last_hidden_state, expected)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        torch.testing.assert_close(model(ids).last_hidden_state, expected)
+
+
 def test_types_of_tokens_that_say_nothing_change_nothing(config):
     """As tokenizers of BERT's kind return them for a single text."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
@@ -287,6 +304,27 @@ def test_an_exported_program_takes_every_length(config, traced):
         torch.testing.assert_close(
             program(ids, mask).last_hidden_state[mask == 1], model(ids, mask).last_hidden_state[mask == 1]
         )
+
+
+def test_own_calls_of_a_forward_pass(config):
+    """What decides how to compute is asked once: a small model costs calls, not products."""
+    model, ids, package = (
+        LinformerForMaskedLM(config(num_hidden_layers=1)).eval(),
+        tokens(1, 31),
+        Path(lk.__file__).parent,
+    )
+    called = []
+
+    def record(frame, event, _):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(package):
+            called.append(frame.f_code.co_filename)
+
+    sys.setprofile(record)
+    try:
+        model(ids)
+    finally:
+        sys.setprofile(None)
+    assert len(called) <= 110 and len(set(called)) <= 12
 
 
 BOTH = {"output_hidden_states": True, "output_attentions": True}

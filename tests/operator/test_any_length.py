@@ -43,6 +43,20 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     assert model.config.projected_dim == 7
 
 
+def test_hooks_that_copy_inputs_do_not_double_the_work(config):
+    """Keys and values of a layer are one tensor, compressed once, also where a hook copies it or casts it."""
+    model, ids = LinformerModel(config(sharing="key_value")).eval(), tokens(2, 37)
+    before = flops(model, ids)
+
+    def copied(_, inputs):
+        return tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in inputs)
+
+    for layer in model.encoder.layers:
+        layer.self_attn.register_forward_pre_hook(copied)
+        layer.self_attn.projection.register_forward_pre_hook(copied)
+    assert flops(model, ids) == before
+
+
 def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     model = randomise(LinformerModel(config())).eval()
     ids = tokens(2, 31)

@@ -29,7 +29,7 @@ IGNORED_LABEL = -100  # a position without a target, in data and models; torch's
 
 
 @settings
-class SlotSettings:
+class SlotOptions:
     """What queries attend to instead of n tokens. None: the default, which is another in a pretrained encoder."""
 
     # k, the number of slots (projected keys and values); or a list with one k per layer, or for each layer a list of
@@ -55,7 +55,20 @@ class SlotSettings:
 
 
 @settings
-class ResizedSlotSettings(SlotSettings):
+class SlotSettings(SlotOptions):
+    """What queries attend to instead of n tokens, with the paper's choices as defaults."""
+
+    projected_dim: Linear[Dims] = 128
+    sharing: Linear[Sharing] = "headwise"
+    projection: Linear[Projection] = "linear"
+    projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
+    shorter_input: Linear[ShorterInput] = "prefix"
+    sliding_window: Linear[Tokens] = 0
+    global_tokens: Linear[Tokens] = 0
+
+
+@settings
+class ResizedSlotSettings(SlotOptions):
     """Slots for a pretrained encoder, which may get another maximum length."""
 
     max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
@@ -80,13 +93,6 @@ class ModelSettings(SlotSettings):
 
     vocab_size: Encoder[Count] = 50265  # Tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
     max_position_embeddings: Linear[Length] = 512  # n, the maximum sequence length in tokens.
-    projected_dim: Linear[Dims] = 128
-    sharing: Linear[Sharing] = "headwise"
-    projection: Linear[Projection] = "linear"
-    projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
-    shorter_input: Linear[ShorterInput] = "prefix"
-    sliding_window: Linear[Tokens] = 0
-    global_tokens: Linear[Tokens] = 0
     attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
     # Whether the biases of keys and values are added before E and F, or after them as in fairseq, whose E and F are
     # linear and the same for all heads.

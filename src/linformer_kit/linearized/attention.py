@@ -25,6 +25,7 @@ from linformer_kit.linearized.windows import (
 from linformer_kit.operator.attention import project_heads
 from linformer_kit.operator.conditions import has_values, is_transformed
 from linformer_kit.operator.drop_in import padding_from_scores
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import (
     is_right_padded,
     put_back,
@@ -100,16 +101,18 @@ def linear_attention(
     if window:
         query = _in_order(query, order)
     query = scaled(query, scaling)
+    kernels = choose(key)
     slots = project_heads(
         layer if shared is None else shared.module,
         key,
         value,
         lengths,
-        projected_dim=None if shared is None else layer.projected_dim,
+        kernels,
+        None if shared is None else layer.projected_dim,
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )
-    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
+    context, weights = attend_slots(query, slots, kernels, dropout=dropout, need_weights=need_weights)
     if weights is not None:
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     context = context.transpose(1, 2)

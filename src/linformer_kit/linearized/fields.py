@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
-from linformer_cli.settings.declare import LONGEST, settings
+from linformer_cli.settings import SlotSettings
+from linformer_cli.settings.declare import Length, settings
 from linformer_kit.operator.projections import SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import largest_dim
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
-_Size = Annotated[int, Field(ge=1, le=LONGEST)]
-_Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 
 
 @settings
-class LinearFields:
+class LinearFields(SlotSettings):
     """What config.json says of the linear layers, under `linformer`.
 
     Attributes:
@@ -38,16 +34,9 @@ class LinearFields:
     layers: list[str]
     local_layers: list[str]
     full_layers: list[str]
-    num_heads: _Size
-    head_dim: _Size
-    seq_len: _Size
-    projected_dim: int | list[int] | list[list[int]]
-    sharing: Sharing
-    projection: Projection
-    projection_initializer: ProjectionInitializer
-    shorter_input: ShorterInput
-    sliding_window: _Tokens
-    global_tokens: _Tokens
+    num_heads: Length
+    head_dim: Length
+    seq_len: Length
 
     @classmethod
     def of(cls, content: Any) -> LinearFields:
@@ -57,6 +46,8 @@ class LinearFields:
         known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         if unknown := [name for name in content if name not in known]:
             raise InputError(f"linformer.{unknown[0]}: expected entries that `linearize` writes, got an unknown one")
+        if absent := [name for name in (*cls.__annotations__, *known) if name not in content]:
+            raise InputError(f"linformer.{absent[0]}: expected a value, got none, in config.json")
         try:
             return cls(**content)
         except InputError as error:
@@ -79,14 +70,11 @@ class LinearFields:
             raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
         projections = [
             build_projection(
-                self.projection,
+                self,
                 seq_len=self.seq_len,
                 projected_dim=largest_dim(dims) if self.shared else self.slots(layer),
                 num_heads=self.num_heads,
                 head_dim=self.head_dim,
-                sharing=self.sharing,
-                shorter_input=self.shorter_input,
-                initializer=self.projection_initializer,
             )
             for layer in range(min(layers, 1) if self.shared else layers)
         ]

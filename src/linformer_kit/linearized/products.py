@@ -1,4 +1,4 @@
-"""Faster products in encoders of transformers: linear maps run by `kernels.linear`, with the outputs of torch's own.
+"""Faster products in encoders of transformers: linear maps run by `kernels`, with the outputs of torch's own.
 
 Each map gets a `forward` of its own. Its class stays `nn.Linear` and its weights stay where they are, so quantisation,
 adapters, hooks, pruning, sharding and saving find what they expect.
@@ -14,14 +14,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.operator import kernels
 from linformer_kit.operator.drop_in import LinformerAttention
+from linformer_kit.operator.kernels import Processor, choose
 
 _FORWARD = nn.Linear.forward
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let `kernels.linear` compute the linear maps of a model in-place, if this processor is faster so in their format.
+    """Let `kernels` compute the linear maps of a model in-place, if this processor is faster so in their format.
 
     Modules of this package do it by themselves. With an accelerator nothing is changed: `nn.DataParallel` would run
     the `forward` of the original module in each of its replicas.
@@ -33,7 +33,7 @@ def use_fast_products(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is not nn.Linear or "forward" in vars(module) or module in inside:
             continue
-        if kernels.Processor.here().speeds_up_linear(module.weight.dtype):
+        if Processor.here().speeds_up_linear(module.weight.dtype):
             vars(module)["forward"] = _FastLinear(module).forward
 
 
@@ -55,4 +55,4 @@ class _FastLinear:
         module: Any = self._module()
         if type(module).forward is not _FORWARD:
             return type(module).forward(module, input)
-        return kernels.linear(input, module.weight, module.bias)
+        return choose(input).linear(input, module.weight, module.bias)

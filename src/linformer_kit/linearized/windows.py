@@ -26,8 +26,8 @@ from linformer_kit.linearized.internals import (
     sdpa_mask,
 )
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator import kernels
 from linformer_kit.operator.conditions import has_values, is_exporting
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.neighbours import Neighbours, as_bias, block_count, block_size, tokens_before
 
 IMPLEMENTATION = "exact_windows"
@@ -155,7 +155,7 @@ def window_attention(
     bias, window, is_causal, blind = attention_mask
     tokens = Neighbours(key, value, window, bias=bias, is_causal=is_causal)
     no_slots = key[:, :, :0]
-    context = kernels.attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
+    context = choose(query).attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
     if blind is not None:
         context = context.masked_fill(blind[:, None, :, None], 0.0)
     return context.transpose(1, 2).contiguous(), None

@@ -139,7 +139,7 @@ def _check_fields(config: LinformerConfig) -> None:
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
         kind.check_shorter_input(config.shorter_input)
-        check_bias_order(config.bias_order, kind.commutes and (config.sharing != "none" or not kind.by_head))
+        check_bias_order(config.bias_order, kind.commutes and (config.sharing != "none" or not kind.learned))
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:

@@ -6,7 +6,6 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import is_replaced, may_need_whole, must_be_plain
+from linformer_kit.operator.conditions import has_hooks, may_need_whole
+from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.padding import put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
@@ -51,7 +50,7 @@ class LocalConvolution(nn.Module):
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None
+        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, kernels: Kernels
     ) -> Float[Tensor, "batch seq_len embed"]:
         """Convolve over the real tokens of right-padded sequences; `lengths` is their number (None: all)."""
         embed, width = self.weight.shape
@@ -101,39 +100,37 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         lengths: Int[Tensor, " batch"] | None,
         output_attentions: bool = False,
+        kernels: Kernels | None = None,
+        in_blocks: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """The output of right-padded sequences, and P̄ or None."""
+        """The output of right-padded sequences, and P̄ or None.
+
+        In blocks of tokens, which are independent given the slots, the output overwrites `hidden`, and there is no P̄.
+        """
+        kernels = choose(hidden, kernels)
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, lengths)
-        attended, weights = self.self_attn(inputs, keys, keys, lengths, output_attentions)
-        if self.local_convolution is not None:
-            attended = attended + self.local_convolution(inputs, lengths)
-        return self._feed_forward(hidden, attended), weights
+        local = None if self.local_convolution is None else self.local_convolution(inputs, lengths, kernels)
+        if not in_blocks:
+            attended, weights = self.self_attn(inputs, keys, None, lengths, output_attentions, kernels)
+            return self._feed_forward(hidden, attended, local, kernels), weights
+        slots = self.self_attn.project(keys, None, lengths, kernels)
+        for block in token_blocks(hidden, self.widest):
+            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), kernels)
+            hidden[block] = self._feed_forward(
+                hidden[block], attended, None if local is None else local[block], kernels
+            )
+        return hidden, None
 
-    def run_in_blocks(
-        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None
-    ) -> Float[Tensor, "batch seq_len embed"]:
-        """`forward` in blocks of tokens, which overwrites `hidden`: given the slots, tokens are independent."""
-        inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        keys = zero_padding(inputs, lengths)
-        slots = self.self_attn.project(keys, keys, lengths)
-        local = None if self.local_convolution is None else self.local_convolution(inputs, lengths)
-        for samples, rows in token_blocks(hidden, self.widest):
-            block = (samples, rows)
-            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(samples, rows))
-            if local is not None:
-                attended = attended + local[block]
-            hidden[block] = self._feed_forward(hidden[block], attended)
-        return hidden
-
-    def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Run everything after attention; tokens are independent here."""
+    def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:
+        """Run everything after attention and local convolution; tokens are independent here."""
+        attended = attended if local is None else attended + local
         hidden = hidden + self.dropout(attended)
         if not self.norm_first:
             hidden = self.self_attn_layer_norm(hidden)
         inputs = self.final_layer_norm(hidden) if self.norm_first else hidden
-        if type(self.activation) is GELUActivation and not is_replaced(self.activation):
-            transformed = kernels.apply_feed_forward(self.fc1, self.fc2, inputs)
+        if type(self.activation) is GELUActivation and not kernels.calls_modules and not has_hooks(self.activation):
+            transformed = kernels.feed_forward(self.fc1, self.fc2, inputs)
         else:
             transformed = kernels.apply_linear(self.fc2, self.activation(kernels.apply_linear(self.fc1, inputs)))
         hidden = hidden + self.dropout(transformed)
@@ -172,6 +169,8 @@ class LinformerEncoder(nn.Module):
         *,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
+        kernels: Kernels | None = None,
+        in_blocks: bool = False,
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
@@ -184,38 +183,34 @@ class LinformerEncoder(nn.Module):
             order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
+            kernels: Those of this forward pass; None: they are chosen here.
+            in_blocks: Whether to compute in blocks of tokens, in the memory of `hidden` (`runs_in_blocks`).
         """
         states: list[Tensor] = []
         attentions: list[Tensor] = []
+        kernels = choose(hidden, kernels)
         for layer in self.layers:
             if output_hidden_states:
                 states.append(put_back(hidden, order))
-            hidden, weights = layer(hidden, lengths, output_attentions)
+            hidden, weights = layer(hidden, lengths, output_attentions, kernels, in_blocks)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=self.is_full))
-        last = put_back(hidden if self.layer_norm is None else self.layer_norm(hidden), order)
+        if self.layer_norm is not None and not in_blocks:
+            hidden = self.layer_norm(hidden)
+        elif self.layer_norm is not None:
+            for block in token_blocks(hidden, hidden.shape[-1]):
+                hidden[block] = self.layer_norm(hidden[block])
+        last = put_back(hidden, order)
         return BaseModelOutput(
             last,
             (*states, last) if output_hidden_states else None,
             tuple(attentions) if output_attentions else None,
         )
 
-    def run_in_blocks(
-        self,
-        hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
-        order: Int[Tensor, "batch seq_len"] | None,
-    ) -> BaseModelOutput:
-        """`forward` in blocks of tokens, in inference: everything is computed in the memory of `hidden`."""
-        for layer in self.layers:
-            hidden = cast(LinformerLayer, layer).run_in_blocks(hidden, lengths)
-        if self.layer_norm is not None:
-            for block in token_blocks(hidden, hidden.shape[-1]):
-                hidden[block] = self.layer_norm(hidden[block])
-        return BaseModelOutput(last_hidden_state=put_back(hidden, order))
 
-
-def runs_in_blocks(module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> bool:
+def runs_in_blocks(
+    module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *embed"], width: int, kernels: Kernels
+) -> bool:
     """Whether a token-wise module should run block by block.
 
     True for large inputs in inference on a CPU: there the activations of a block stay in the cache, and only one block
@@ -225,13 +220,14 @@ def runs_in_blocks(module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *emb
         module: The module.
         tokens: Its input, ids or hidden states.
         width: Width of its widest activation.
+        kernels: Those of this forward pass.
     """
     if (
-        must_be_plain()
-        or tokens.device.type != "cpu"
-        or tokens.shape[:2].numel() <= _block_tokens(width)
+        kernels.device != "cpu"
+        or kernels.calls_modules
+        or kernels.autocast is not None
         or torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
+        or tokens.shape[:2].numel() <= _block_tokens(width)
     ):
         return False
     dtypes = {parameter.dtype for parameter in module.parameters()}
@@ -261,12 +257,9 @@ def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:
     return build_projection(
-        config.projection,
+        config,
         seq_len=config.max_position_embeddings,
         projected_dim=projected_dim,
         num_heads=config.num_attention_heads,
         head_dim=config.hidden_size // config.num_attention_heads,
-        sharing=config.sharing,
-        shorter_input=config.shorter_input,
-        initializer=config.projection_initializer,
     )

@@ -25,6 +25,7 @@ from linformer_kit.models.configuration import LinformerConfig, check_projected_
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, runs_in_blocks, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import is_right_padded, of_samples, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
 
@@ -260,9 +261,10 @@ class LinformerModel(LinformerPreTrainedModel):
         lengths, order = inputs.lengths, inputs.order
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if not (attentions or states) and runs_in_blocks(self, inputs.tokens, self.config.intermediate_size):
-            hidden = self.embeddings.run_in_blocks(inputs)
-            del inputs, inputs_embeds  # they would keep their memory during the encoder's call
-            return self.encoder.run_in_blocks(hidden, lengths, order)
-        hidden = self.embeddings(inputs)
-        return self.encoder(hidden, lengths, order, output_attentions=attentions, output_hidden_states=states)
+        kernels = choose(inputs.tokens)
+        shown = {"output_attentions": attentions, "output_hidden_states": states}
+        in_blocks = runs_in_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
+        in_blocks = in_blocks and not (attentions or states)
+        hidden = self.embeddings.run_in_blocks(inputs) if in_blocks else self.embeddings(inputs)
+        del inputs, inputs_embeds  # they would keep their memory during the encoder's call
+        return self.encoder(hidden, lengths, order, kernels=kernels, in_blocks=in_blocks, **shown)

@@ -13,6 +13,7 @@ and one sequence at a time. Axes as in `slots`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
@@ -21,8 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import has_hooks, is_exporting, is_replaced
+from linformer_kit.operator.conditions import has_hooks
+from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
@@ -73,18 +74,20 @@ class ProjectedAttention(nn.Module):
         self,
         query: Float[Tensor, "batch query_len embed"],
         key: Float[Tensor, "batch seq_len embed"],
-        value: Float[Tensor, "batch seq_len embed"],
+        value: Float[Tensor, "batch seq_len embed"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         need_weights: bool = False,
+        kernels: Kernels | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
         Args:
             query: Input of the queries; with a sliding window those of the positions of the keys.
             key: Input of the keys, with zeros at padding (`padding.zero_padding`).
-            value: Input of the values; the same tensor object as `key` if they are equal, so that E·X is computed once.
+            value: Input of the values; None: that of the keys, so that E·X is computed once.
             lengths: Number of real tokens of each sequence; None: all.
             need_weights: Whether to return the context mapping P̄.
+            kernels: Those of this forward pass; None: they are chosen here.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -93,8 +96,9 @@ class ProjectedAttention(nn.Module):
             InputError: for a sequence longer than the projection allows, and a projection with other heads or fewer
                 slots.
         """
-        slots = self.project(key, value, lengths)
-        output, weights = self.attend(query, slots, need_weights)
+        kernels = choose(key, kernels)
+        slots = self.project(key, value, lengths, kernels)
+        output, weights = self.attend(query, slots, kernels, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -102,8 +106,9 @@ class ProjectedAttention(nn.Module):
     def project(
         self,
         key: Float[Tensor, "batch seq_len embed"],
-        value: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None = None,
+        value: Float[Tensor, "batch seq_len embed"] | None,
+        lengths: Int[Tensor, " batch"] | None,
+        kernels: Kernels,
     ) -> Slots:
         """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`.
 
@@ -112,37 +117,47 @@ class ProjectedAttention(nn.Module):
         """
         # Looked up at every call, so that a replacement is used.
         called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-        declared = inside(called)
+        declared, first, window = inside(called), self.global_tokens, self.sliding_window
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
         check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
-        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims):
-            return self._compressed_then_mapped(called, key, value, lengths, dims)  # (E·X)·W + (E·r)⊗b
-        return project_heads(  # E·(X·W + r⊗b)
-            called,
-            self._mapped(self.k_proj, key),
-            self._mapped(self.v_proj, value),
-            lengths,
-            source=key[:, self.global_tokens :],
-            projected_dim=self.projected_dim,
-            sliding_window=self.sliding_window,
-            global_tokens=self.global_tokens,
-        )
+        if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
+            keys, values = self._mapped(key, value, kernels)
+            exact, source = (window, first), key[:, first:] if first else key
+            return project_heads(called, keys, values, lengths, kernels, dims, *exact, source=source)
+
+        def mapped(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
+            sums = compressed.sums if self.bias_order == "before_projection" else None
+            of_keys, of_values = sums or (None, None)
+            keys = _mapped_rows(self.k_proj, compressed.key.squeeze(1), of_keys, kernels)
+            values = _mapped_rows(self.v_proj, compressed.value.squeeze(1), of_values, kernels)
+            return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
+
+        tokens = None
+        if first or window:  # tokens that queries see as they are; no others are mapped
+            seen = slice(None if window else first)
+            keys, values = self._mapped(key[:, seen], None if value is None else value[:, seen], kernels)
+            tokens = Neighbours(keys, values, window, lengths)
+        unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
+        return _slots(called, *unmapped, lengths, kernels, dims, first, tokens, mapped=mapped)
 
     def attend(
         self,
         query: Float[Tensor, "batch query_len embed"],
         slots: Slots,
+        kernels: Kernels,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """softmax(Q·W_Q·slotsᵀ/√d)·slots for each query, the heads concatenated, and W_O."""
         dropout = self.dropout if self.training else 0.0
-        queries = self._mapped(self.q_proj, query)
-        heads, weights = attend_slots(queries, slots, dropout=dropout, need_weights=need_weights)
+        queries = split_heads(kernels.apply_linear(self.q_proj, query), self.num_heads)
+        heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
-    def _compresses_first(self, projection: SequenceProjection, seq_len: int, dims: Sequence[int]) -> bool:
+    def _compresses_first(
+        self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels
+    ) -> bool:
         """Whether (E·X)·W + (E·r)⊗b may and should replace E·(X·W + r⊗b): W then runs on k rows instead of n."""
-        if projection.is_exact_for(seq_len, min(dims)):  # `project_heads` takes the tokens themselves as slots
+        if _is_exact(projection, seq_len, dims, kernels):  # `project_heads` makes slots of the tokens
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
@@ -151,35 +166,13 @@ class ProjectedAttention(nn.Module):
             return False
         # An exported program uses one order for all lengths. Windows of short texts are few, however many slots there
         # are.
-        return is_exporting() or projection.windowed or seq_len > max(dims)
+        return kernels.exporting or projection.windowed or seq_len > max(dims)
 
-    def _compressed_then_mapped(
-        self, projection: nn.Module, key: Tensor, value: Tensor, lengths: Tensor | None, dims: Sequence[int]
-    ) -> Slots:
-        """(E·X)·W + (E·r)⊗b; with the bias after the projection (E·X)·W + 1⊗b."""
-        first, tokens = self.global_tokens, None
-        if first or self.sliding_window:  # tokens that queries see as they are; no others are mapped
-            seen = slice(None if self.sliding_window else first)
-            mapped = self._mapped(self.k_proj, key[:, seen]), self._mapped(self.v_proj, value[:, seen])
-            tokens = Neighbours(*mapped, self.sliding_window, lengths)
-        rest = _lengths_after(lengths, first) if first else lengths
-        keys = key[:, None, first:]
-        values = keys if value is key else value[:, None, first:]
-
-        def compress(slots: int) -> Slots:
-            sums = self.bias_order == "before_projection"
-            compressed = projection(keys, values, rest, slots, source=keys[:, 0], sums=sums)
-            key_rows = _mapped_rows(self.k_proj, compressed.key[:, 0], compressed.key_sums)
-            value_rows = _mapped_rows(self.v_proj, compressed.value[:, 0], compressed.value_sums)
-            key_slots, value_slots = (split_heads(rows, self.num_heads) for rows in (key_rows, value_rows))
-            return _slots_of(compressed, key_slots, value_slots, rest)
-
-        slots = _of_all_heads(compress, dims)
-        return slots if tokens is None else _with_tokens(slots, tokens, first)
-
-    def _mapped(self, linear: nn.Module, tokens: Tensor) -> Tensor:
-        """X·W + 1·b of each token, by heads."""
-        return split_heads(kernels.apply_linear(linear, tokens), self.num_heads)
+    def _mapped(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        """X·W + 1·b of keys and values, by heads."""
+        keys = kernels.apply_linear(self.k_proj, key)
+        values = kernels.apply_linear(self.v_proj, key if value is None else value)
+        return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
     @property
     def is_full(self) -> bool:
@@ -196,12 +189,13 @@ def project_heads(
     projection: nn.Module,
     key: Float[Tensor, "batch heads seq_len head_dim"],
     value: Float[Tensor, "batch heads seq_len head_dim"],
-    lengths: Int[Tensor, " batch"] | None = None,
-    *,
-    source: Float[Tensor, "batch rest embed"] | None = None,
+    lengths: Int[Tensor, " batch"] | None,
+    kernels: Kernels,
     projected_dim: int | Sequence[int] | None = None,
     sliding_window: int = 0,
     global_tokens: int = 0,
+    *,
+    source: Float[Tensor, "batch rest embed"] | None = None,
 ) -> Slots:
     """The slots E·(K·W_K) and F·(V·W_V) of keys and values that W_K and W_V have mapped already.
 
@@ -210,59 +204,69 @@ def project_heads(
         key: K·W_K, right-padded.
         value: V·W_V.
         lengths: Number of real tokens of each sequence; None: all.
-        source: The input of the keys after the global tokens; None: the mapped keys.
+        kernels: Those of this forward pass.
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
+        source: The input of the keys after the global tokens; None: the mapped keys.
     """
-    declared, first = inside(projection), global_tokens
+    declared = inside(projection)
     dims = declared.checked_slots(projected_dim, key.shape[1])
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
-    if declared.is_exact_for(key.shape[2] - first, min(dims)):
+    if _is_exact(declared, key.shape[2] - global_tokens, dims, kernels):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    rest = _lengths_after(lengths, first) if first else lengths
-    keys, values = key[:, :, first:], value[:, :, first:]
-    source = merge_heads(keys) if source is None else source
-
-    def compress(slots: int) -> Slots:
-        compressed = projection(keys, values, rest, slots, source=source)
-        return _slots_of(compressed, compressed.key, compressed.value, rest)
-
     tokens = Neighbours(key, value, sliding_window, lengths)
-    return _with_tokens(_of_all_heads(compress, dims), tokens, first)
+    return _slots(projection, key, value, lengths, kernels, dims, global_tokens, tokens, source=source)
 
 
-def _of_all_heads(compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-    """The slots of all heads; `compress` makes them for a k."""
-    return compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
+def _is_exact(projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels) -> bool:
+    """Whether each token is a slot of its own; but an exported program runs with all lengths."""
+    longest = projection.exact_length(min(dims))
+    return longest == math.inf or (not kernels.exporting and seq_len <= longest)
 
 
-def _lengths_after(lengths: Tensor | None, first: int) -> Tensor | None:
-    """The lengths of sequences without their first tokens."""
-    return None if lengths is None else (lengths - first).clamp(min=0)
+def _slots(
+    projection: nn.Module,
+    key: Tensor,
+    value: Tensor | None,
+    lengths: Tensor | None,
+    kernels: Kernels,
+    dims: Sequence[int],
+    first: int,
+    tokens: Neighbours | None,
+    *,
+    source: Tensor | None = None,
+    mapped: Callable[[Compressed], tuple[Tensor, Tensor]] | None = None,
+) -> Slots:
+    """The slots of each head, of the tokens after the first ones; these are slots before them, as `tokens` has them.
 
-
-def _with_tokens(slots: Slots, tokens: Neighbours, first: int) -> Slots:
-    """The slots, with the first tokens as slots before them, and with the neighbours of each query (window 0: none)."""
+    `mapped` maps slots of one head of width d_m. With a window queries see all `tokens`.
+    """
     if first:
+        key, value = key[:, :, first:], None if value is None else value[:, :, first:]
+        lengths = None if lengths is None else (lengths - first).clamp(min=0)
+
+    def compress(number: int) -> Slots:
+        compressed = projection(key, value, lengths, number, kernels, source)
+        keys, values = (compressed.key, compressed.value) if mapped is None else mapped(compressed)
+        if compressed.sizes is None:
+            return Slots(keys, values)
+        sizes = compressed.sizes[:, None]  # for all heads
+        return Slots(keys, values, sizes == 0 if lengths is not None or kernels.exporting else None, sizes)
+
+    slots = compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
+    if tokens is not None and first:
         slots = slots.after_tokens(tokens.key[:, :, :first], tokens.value[:, :, :first], tokens.lengths)
-    return slots.with_neighbours(tokens) if tokens.window else slots
+    return slots.with_neighbours(tokens) if tokens is not None and tokens.window else slots
 
 
-def _slots_of(compressed: Compressed, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
-    if compressed.sizes is None:
-        return Slots(key, value)
-    sizes = compressed.sizes[:, None]  # for all heads
-    return Slots(key, value, sizes == 0 if lengths is not None or is_exporting() else None, sizes)
-
-
-def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None) -> Tensor:
+def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:
     """(E·X)·W + (E·r)⊗b; without row sums f(E·X) = (E·X)·W + 1⊗b."""
     if sums is None or linear.bias is None:
         return kernels.apply_linear(linear, rows)
     assert isinstance(linear, nn.Linear)
-    if is_replaced(linear):  # global hooks, such as a profiler's, should see the call
+    if kernels.calls_modules:
         mapped = linear(rows)
         return mapped + ((sums - 1)[..., None] * linear.bias).to(mapped.dtype)
     # Not f(E·X) + (E·r - 1)⊗b: if E·r is small, b would be added with rounding errors and then subtracted again.

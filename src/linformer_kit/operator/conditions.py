@@ -111,11 +111,11 @@ def has_hooks(module: nn.Module) -> bool:
     return any(hooks) or "forward" in module.__dict__
 
 
-def is_replaced(module: nn.Module) -> bool:
-    """Whether a module must be called so that hooks or a replaced `forward` run; global hooks count too."""
-    return has_hooks(module) or torch_modules._has_any_global_hook()
+def has_global_hooks() -> bool:
+    """Whether there are hooks on all modules, as profilers and debuggers have them."""
+    return torch_modules._has_any_global_hook()
 
 
 def may_need_whole(module: nn.Module) -> bool:
     """Whether a module may keep its input or mix tokens: it has hooks, or a class from outside the known packages."""
-    return is_replaced(module) or not type(module).__module__.startswith(_KNOWN)
+    return has_hooks(module) or not type(module).__module__.startswith(_KNOWN)

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import torch
@@ -15,7 +14,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError, check_choice, check_input, renamed
-from linformer_cli.settings import BiasOrder
+from linformer_cli.settings import BiasOrder, SlotSettings
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require
@@ -106,15 +105,15 @@ class LinformerAttention(ProjectedAttention):
         _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
         if isinstance(projection, str):
             with renamed("seq_len", "max_seq_len"):
+                given = {"projection": projection, "sharing": sharing, "shorter_input": shorter_input}
+                given["projection_initializer"] = projection_initializer
+                chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
                 projection = build_projection(
-                    projection,
+                    SlotSettings(**chosen),
                     seq_len=max_seq_len,
                     projected_dim=cast(int, projected_dim),
                     num_heads=num_heads,
                     head_dim=embed_dim // num_heads,
-                    sharing=sharing,
-                    shorter_input=shorter_input,
-                    initializer=projection_initializer,
                 )
             projected_dim = None
         elif projection is None:
@@ -122,9 +121,9 @@ class LinformerAttention(ProjectedAttention):
         else:
             is_module, kind = isinstance(projection, SequenceProjection), type(projection).__name__
             check_input(is_module, "projection", "a name, a projection module or None", kind)
-            given = (max_seq_len, sharing, shorter_input, projection_initializer)
+            own = (max_seq_len, sharing, shorter_input, projection_initializer)
             names = "max_seq_len, sharing, shorter_input, projection_initializer"
-            check_input(given == (None,) * 4, names, "None, since the projection module has them", given)
+            check_input(own == (None,) * 4, names, "None, since the projection module has them", own)
             projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
@@ -189,10 +188,11 @@ class LinformerAttention(ProjectedAttention):
         def batch_first(sequence: Tensor) -> Tensor:
             return sequence[None] if is_single else sequence.transpose(0, 1) if is_transposed else sequence
 
-        query, key, value = _each_once(batch_first, query, key, value)
+        # Whether they are the same tensor is asked here only; from here on None is the input of the keys.
+        queries, values = None if query is key else batch_first(query), None if value is key else batch_first(value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
-        query, key, value, lengths, order = self._right_padded(query, key, value, mask)
-        output, weights = super().forward(query, key, value, lengths, need_weights)
+        query, key, values, lengths, order = self._right_padded(queries, batch_first(key), values, mask)
+        output, weights = super().forward(query, key, values, lengths, need_weights)
         if self._moves_queries:
             output = put_back(output, order)
         if weights is not None:
@@ -203,38 +203,48 @@ class LinformerAttention(ProjectedAttention):
         return output.transpose(0, 1) if is_transposed else output, weights
 
     def _right_padded(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        self, query: Tensor | None, key: Tensor, value: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """The checked inputs, real tokens first and zeros at padding; the lengths; and the order (`right_padded`).
 
-        Identical tensors stay identical, so that work is done once.
+        Queries and values of None are those of the keys.
         """
-        _check_inputs(query, key, value, self.embed_dim, self._moves_queries)
+        self._check_inputs(key if query is None else query, key, key if value is None else value)
         if mask is None:
-            return query, key, value, None, None
+            return key if query is None else query, key, value, None, None
         if mask.is_floating_point():
             mask = padding_from_scores("key_padding_mask", mask)
         shape = list(key.shape[:2])
         fits = mask.dtype == torch.bool and list(mask.shape) == shape
         check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", f"{mask.dtype} {list(mask.shape)}")
-        # Before anything reads padding: else the backward pass would compute zero times NaN.
-        zero = functools.partial(Tensor.masked_fill, mask=mask[..., None], value=0.0)
-        is_key = query is key  # other queries may be of another length
-        key, value = _each_once(zero, key, value)
-        query = key if is_key else query
         order, lengths = right_padded(mask)
-        if order is not None:
-            move = functools.partial(take_positions, positions=order)
-            if self._moves_queries:
-                query, key, value = _each_once(move, query, key, value)
-            else:
-                key, value = _each_once(move, key, value)
-        return query, key, value, lengths, order
+
+        def ordered(sequence: Tensor) -> Tensor:
+            return sequence if order is None else take_positions(sequence, order)
+
+        # Before anything reads padding: else the backward pass would compute zero times NaN.
+        real = key.masked_fill(mask[..., None], 0.0)
+        key, value = ordered(real), None if value is None else ordered(value.masked_fill(mask[..., None], 0.0))
+        if self._moves_queries:
+            query = key if query is None else ordered(query)
+        return real if query is None else query, key, value, lengths, order
 
     @property
     def _moves_queries(self) -> bool:
         """Whether queries are tokens of the keys, and moved with them: with neighbours."""
         return self.sliding_window > 0 and not self.is_full
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Reject shapes that do not fit the layer or each other."""
+        shapes = [list(tensor.shape) for tensor in (query, key, value)]
+        fits = all(len(shape) == 3 and shape[2] == self.embed_dim for shape in shapes)
+        check_input(fits, "query, key, value", f"[batch, length, {self.embed_dim}] or one sequence each", shapes)
+        fits = key.shape == value.shape and query.shape[0] == key.shape[0]
+        check_input(fits, "query, key, value", "one batch size, and one length of key and value", shapes)
+        has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
+        check_input(has_positions, "key", "at least one position", 0)
+        fits = not self._moves_queries or query.shape[1] == key.shape[1]
+        check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if prefix + "in_proj_weight" in state_dict:  # of an `nn.MultiheadAttention`, without E and F: ours are kept
@@ -261,28 +271,6 @@ def _check_sizes(
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
         check_input(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
-
-
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, is_windowed: bool) -> None:
-    """Reject shapes that do not fit the layer or each other."""
-    shapes = [list(tensor.shape) for tensor in (query, key, value)]
-    fits = all(len(shape) == 3 and shape[2] == embed_dim for shape in shapes)
-    check_input(fits, "query, key, value", f"[batch, length, {embed_dim}] or one sequence each", shapes)
-    fits = key.shape == value.shape and query.shape[0] == key.shape[0]
-    check_input(fits, "query, key, value", "one batch size, and one length of key and value", shapes)
-    has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
-    check_input(has_positions, "key", "at least one position", 0)
-    fits = not is_windowed or query.shape[1] == key.shape[1]
-    check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
-
-
-def _each_once(change: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:
-    """Change tensors; those that are the same object are changed once, and stay the same."""
-    changed: dict[int, Tensor] = {}
-    for tensor in tensors:
-        if id(tensor) not in changed:
-            changed[id(tensor)] = change(tensor)
-    return [changed[id(tensor)] for tensor in tensors]
 
 
 def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:

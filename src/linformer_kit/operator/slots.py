@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.neighbours import Blocks, Neighbours
 from linformer_kit.operator.padding import of_samples
 
@@ -119,6 +119,7 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
 def attend_slots(
     query: Float[Tensor, "batch heads query_len head_dim"],
     slots: Slots,
+    kernels: Kernels,
     *,
     dropout: float = 0.0,
     need_weights: bool = False,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linformer_kit import LinformerAttention
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import choose
 from tests.operator.kernels.inputs import attention_inputs, prefer_onednn
 from tests.operator.kernels.test_tokens import model_of
 
@@ -17,10 +17,10 @@ def test_transformed_functions_take_the_plain_way(monkeypatch):
     prefer_onednn(monkeypatch)
     weight = torch.randn(64, 512)
     inputs = torch.randn(3, 64, 512)
-    mapped = torch.func.vmap(lambda rows: kernels.linear(rows, weight))(inputs)
+    mapped = torch.func.vmap(lambda rows: choose(rows).linear(rows, weight))(inputs)
     torch.testing.assert_close(mapped, F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
     tensors, _ = attention_inputs((2, 3, 5, 7, 11), torch.bfloat16, "none")
-    context = torch.func.vmap(lambda q, k, v: kernels.attention(q[None], k[None], v[None])[0])(*tensors)
+    context = torch.func.vmap(lambda q, k, v: choose(q).attention(q[None], k[None], v[None])[0])(*tensors)
     torch.testing.assert_close(context, F.scaled_dot_product_attention(*tensors))
 
 
@@ -44,7 +44,7 @@ def test_many_gradients_of_a_layer_at_once(options, way):
     attention = LinformerAttention(12, 3, 32, 5, **options).double()
     feed = nn.Linear(12, 17).double(), nn.Linear(17, 12).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
-    output = kernels.apply_feed_forward(*feed, attention(x, x, x)[0])
+    output = choose(x).feed_forward(*feed, attention(x, x, x)[0])
     given = (x, *(part for part in attention.parameters() if part.requires_grad), *feed[1].parameters())
     upstream = torch.randn(3, *output.shape, dtype=torch.float64)
     if way == "vmap":

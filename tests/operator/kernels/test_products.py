@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import products
+from linformer_kit.operator.kernels import choose, fast
 from linformer_kit.operator.kernels.processor import Processor
 from tests.operator.kernels.inputs import prefer_onednn
 
@@ -23,7 +23,7 @@ def test_float32_maps_through_onednn(monkeypatch, shape, bias):
     prefer_onednn(monkeypatch)
     inputs, weight = torch.randn(*shape, 31), torch.randn(37, 31)
     offset = torch.randn(37) if bias else None
-    assert products._suits_onednn(inputs, weight)
+    assert choose(inputs)._suits_onednn(inputs, weight)
     tensors = [tensor for tensor in (inputs, weight, offset) if tensor is not None]
 
     def results(function, dtype):
@@ -35,14 +35,14 @@ def test_float32_maps_through_onednn(monkeypatch, shape, bias):
     truth, plain, ours = (
         results(F.linear, torch.float64),
         results(F.linear, torch.float32),
-        results(kernels.linear, torch.float32),
+        results(choose(inputs).linear, torch.float32),
     )
     assert type(ours[0].grad_fn).__name__ == "_LinearBackward"
     for right, theirs, mine in zip(truth, plain, ours, strict=True):
         error, allowed = ((got.double() - right).abs().max().item() for got in (mine, theirs))
         assert error <= 5 * allowed + 1e-6
     with torch.no_grad():
-        assert torch.equal(kernels.linear(*tensors), ours[0])
+        assert torch.equal(choose(inputs).linear(*tensors), ours[0])
 
 
 @pytest.mark.parametrize("batch", [0, 1, 3])
@@ -50,7 +50,7 @@ def test_float32_maps_through_onednn(monkeypatch, shape, bias):
 def test_compress(monkeypatch, batch, fast):
     prefer_onednn(monkeypatch, fast)
     matrix, hidden = torch.randn(31, 337, requires_grad=True), torch.randn(batch, 337, 149, requires_grad=True)
-    compressed = kernels.compress(matrix, hidden)
+    compressed = choose(hidden).compress(matrix, hidden)
     expected = torch.einsum("kn,bnd->bkd", matrix.double(), hidden.double())
     torch.testing.assert_close(compressed.double(), expected, rtol=1e-5, atol=1e-4)
     for ours, plain in zip(
@@ -73,11 +73,11 @@ def test_compress(monkeypatch, batch, fast):
 )
 def test_what_onednn_is_not_asked_for(monkeypatch, change):
     prefer_onednn(monkeypatch)
-    monkeypatch.setattr(products, "onednn_linear", None)  # calling it would fail
+    monkeypatch.setattr(fast, "onednn_linear", None)  # calling it would fail
     tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
-    torch.testing.assert_close(kernels.linear(*tensors), F.linear(*tensors))
+    torch.testing.assert_close(choose(tensors[0]).linear(*tensors), F.linear(*tensors))
     with torch.autocast("cpu"):
-        kernels.linear(torch.randn(1031, 31), torch.randn(37, 31))
+        choose(weight := torch.randn(37, 31)).linear(torch.randn(1031, 31), weight)
 
 
 def feed_forward(dtype=torch.float64, *, bias=True):
@@ -105,8 +105,8 @@ def test_feed_forward(monkeypatch, trained, bias):
     for tensor in wanted["all"]:
         tensor.requires_grad_(any(tensor is other for other in wanted[trained]))
     calls, gelu = [], F.gelu
-    monkeypatch.setattr(products.F, "gelu", lambda hidden: calls.append(1) or gelu(hidden))
-    output = kernels.apply_feed_forward(first, second, inputs)
+    monkeypatch.setattr(fast.F, "gelu", lambda hidden: calls.append(1) or gelu(hidden))
+    output = choose(inputs).feed_forward(first, second, inputs)
     torch.autograd.grad(output.sum(), wanted[trained], retain_graph=True)
     assert len(calls) == (2 if second.weight.requires_grad else 1)
     expected = plain_feed_forward(first, second, inputs)
@@ -128,7 +128,7 @@ def test_checkpointing_keeps_nothing_of_a_feed_forward():
     first, second, inputs = feed_forward()
     hidden = inputs
     for _ in range(3):
-        hidden = checkpoint(kernels.apply_feed_forward, first, second, hidden, use_reentrant=False)
+        hidden = checkpoint(choose(hidden).feed_forward, first, second, hidden, use_reentrant=False)
         hidden = F.pad(hidden, (0, -4))
     gc.collect()
     alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == (2, 13, 29)]
@@ -149,8 +149,8 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
     module = nn.Linear(31, 37, bias=bias).to(dtype)
     inputs = torch.randn(3, 347, 31).to(dtype)
     asked = []
-    real = products.onednn_linear
-    monkeypatch.setattr(products, "onednn_linear", lambda *a, **gelu: asked.append(gelu) or real(*a, **gelu))
+    real = fast.onednn_linear
+    monkeypatch.setattr(fast, "onednn_linear", lambda *a, **gelu: asked.append(gelu) or real(*a, **gelu))
     parts = [None if part is None else part.double() for part in (module.weight, module.bias)]
     exact = F.linear(inputs.double(), *parts)
     with torch.no_grad():
@@ -158,10 +158,10 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
             plain = F.gelu(module(inputs)) if gelu else module(inputs)
             error, allowed = (
                 (got.double() - right).abs().max().item()
-                for got in (kernels.apply_linear(module, inputs, gelu=gelu), plain)
+                for got in (choose(inputs).apply_linear(module, inputs, gelu=gelu), plain)
             )
             assert error <= 3 * allowed
     assert asked == ([{"gelu": False}, {"gelu": True}] if bias or dtype == torch.float32 else [])
-    assert kernels.apply_linear(module, inputs, gelu=True).grad_fn is not None
+    assert choose(inputs).apply_linear(module, inputs, gelu=True).grad_fn is not None
     with kernels.plain(), torch.no_grad():
-        assert torch.equal(kernels.apply_linear(module, inputs, gelu=True), F.gelu(module(inputs)))
+        assert torch.equal(choose(inputs).apply_linear(module, inputs), module(inputs))

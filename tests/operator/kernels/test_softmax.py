@@ -7,6 +7,7 @@ import torch
 
 from linformer_kit import LinformerAttention
 from linformer_kit.operator import kernels, neighbours
+from linformer_kit.operator.kernels import FastKernels, choose
 from linformer_kit.operator.kernels import softmax as kernel
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
@@ -24,7 +25,7 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(neighbours, "_ROWS", rows)
     monkeypatch.setattr(kernel, "_COLUMNS", 40 * together)
     monkeypatch.setattr(kernel, "_SCORES", together)
-    monkeypatch.setattr(kernel, "_prefers_products", lambda query, neighbours, dropout: not flash or dropout > 0)
+    monkeypatch.setattr(FastKernels, "prefers_products", lambda _, query, neighbours, dropout: not flash or dropout > 0)
     monkeypatch.setattr(neighbours, "_ALIGNED", 1)
 
 
@@ -50,7 +51,7 @@ def attend(given, window, *, masked=False, windows=False, **options):
         empty[1, :, 3:] = True
     edges = None if not windows else EDGES[:, None] if masked else EDGES[:1, None]
     near = Neighbours(near_key, near_value, window, lengths, 0, edges)
-    return attend_slots(query, Slots(key, value, empty, None, near), **options)[0]
+    return attend_slots(query, Slots(key, value, empty, None, near), choose(query), **options)[0]
 
 
 @pytest.mark.parametrize("windows", [False, True])
@@ -72,13 +73,13 @@ def test_parts_equal_the_plain_operations(parts, window, masked, windows):
 @pytest.mark.parametrize("masked", ["none", "all alike", "each"])
 @pytest.mark.parametrize("shape", [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)])
 def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, masked):
-    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
     given, mask = attention_inputs(shape, torch.float64, masked)
     given = [tensor.requires_grad_() for tensor in given]
     results = []
     for attend_plainly in (False, True):
         with kernels.plain() if attend_plainly else torch.enable_grad():
-            context = kernels.attention(*given, mask)
+            context = choose(given[0]).attention(*given, mask)
             weights = torch.sin(torch.arange(context.numel(), dtype=torch.float64)).view(context.shape)
             results.append([context, *torch.autograd.grad((context * weights).sum(), given)])
     for ours, plain in zip(*results, strict=True):
@@ -92,7 +93,7 @@ def test_gradients_by_numerical_differentiation(parts):
     def attend_again(query, key, value, near_key, near_value, dropout):
         torch.manual_seed(5)
         near = Neighbours(near_key, near_value, 4, torch.tensor([7, 4]), 0, edges[:, None])
-        return kernels.attention(query, key, value, None, near, dropout=dropout)
+        return choose(query).attention(query, key, value, None, near, dropout=dropout)
 
     for dropout in (0.0, 0.3):
         assert torch.autograd.gradcheck(attend_again, (*given, dropout), fast_mode=True)
@@ -146,7 +147,7 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
         upstream = torch.cos(torch.arange(context.numel(), dtype=torch.float64)).view(context.shape)
         return [context, *torch.autograd.grad(context, inputs, upstream.to(context.dtype))]
 
-    truth, plain, ours = results(eager, exact), results(eager, rounded), results(kernels.attention, rounded)
+    truth, plain, ours = results(eager, exact), results(eager, rounded), results(choose(given[0]).attention, rounded)
     for right, theirs, mine in zip(truth, plain, ours, strict=True):
         error, allowed = ((got.double() - right).square().mean().sqrt().item() for got in (mine, theirs))
         assert error <= 1.5 * allowed
@@ -155,20 +156,20 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
 @pytest.mark.parametrize("window", [None, 1])
 def test_gradients_of_parts_are_summed_in_full_precision(monkeypatch, window):
     """In bfloat16 a thousand small gradients would be lost beside the sum of the first ones."""
-    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
     monkeypatch.setattr(neighbours, "_ROWS", 1)
     monkeypatch.setattr(kernel, "_SCORES", 1)
     query, near, key, value = (torch.zeros(1, 1, size, 1, dtype=torch.bfloat16) for size in (2048, 2048, 2, 2))
     tokens = None if window is None else Neighbours(near, near, window)
-    kernels.attention(query, key, value.requires_grad_(), None, tokens).sum().backward()
+    choose(query).attention(query, key, value.requires_grad_(), None, tokens).sum().backward()
     expected = torch.full((1, 1, 2, 1), 2048 / (2 + (window or 0)))
     torch.testing.assert_close(value.grad.float(), expected, rtol=0.01, atol=0)
 
 
 def test_attention_weights_are_not_kept_for_the_backward_pass(monkeypatch):
-    monkeypatch.setattr(kernel, "_prefers_products", lambda *_: True)
+    monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
     given, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda _: None):
-        kernels.attention(*(tensor.requires_grad_() for tensor in given), dropout=0.1)
+        choose(given[0]).attention(*(tensor.requires_grad_() for tensor in given), dropout=0.1)
     assert not kept or max(kept) < 2 * 3 * 101 * 97

@@ -8,9 +8,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
+from linformer_kit.models import encoder
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.models.modeling import Inputs
-from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import FastKernels
 from tests.conftest import SIZES
 
 KINDS = [
@@ -122,8 +123,8 @@ def test_inference_holds_the_hidden_states_once(small_blocks):
 def runs_in_blocks(monkeypatch, model, ids, **arguments):
     """Run, and return whether the layers ran in blocks."""
     seen = []
-    forward = LinformerLayer.run_in_blocks
-    monkeypatch.setattr(LinformerLayer, "run_in_blocks", lambda *a, **k: seen.append(1) or forward(*a, **k))
+    blocks = encoder.token_blocks
+    monkeypatch.setattr(encoder, "token_blocks", lambda *a: seen.append(1) or blocks(*a))
     model(ids, **arguments)
     return bool(seen)
 
@@ -144,7 +145,7 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
         model.embeddings.float()
         for layer in model.encoder.layers:
             layer.self_attn.float()
-        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended: attended)
+        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended, *_: attended)
     with torch.set_grad_enabled(how == "gradients"), torch.autocast("cpu", enabled=how == "autocast"):
         asked = {"output_attentions": how == "attentions", "output_hidden_states": how == "states"}
         blocked = runs_in_blocks(monkeypatch, model, ids, **asked)
@@ -171,17 +172,18 @@ def test_replaced_parts_run(small_blocks, what):
 def test_what_is_fast_is_used(monkeypatch):
     """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
-    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward"):
-        real = getattr(kernels, name)
+    for name in ("attention", "compress", "linear", "apply_linear", "feed_forward"):
+        real = getattr(FastKernels, name)
 
         def record(*inputs, real=real, name=name, **options):
             calls.append(name)
             return real(*inputs, **options)
 
-        monkeypatch.setattr(kernels, name, record)
+        monkeypatch.setattr(FastKernels, name, record)
     ids = torch.randint(5, 101, (1, 31))
     model_of()(ids)
-    per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 2, "apply_feed_forward": 1}
+    # Of the feed-forward layer both maps: the second is within its own backward pass.
+    per_layer = {"attention": 1, "compress": 2, "linear": 3, "apply_linear": 3, "feed_forward": 1}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
 
 

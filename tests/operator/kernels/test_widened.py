@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import products
+from linformer_kit.operator.kernels import choose, plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
 
@@ -25,12 +24,21 @@ def random(*shape, dtype):
     return (torch.randn(*shape) / 4).to(dtype).requires_grad_()
 
 
+def of_first(name):
+    """An operation of the kernels that the first tensor chooses."""
+    return lambda *tensors: getattr(choose(tensors[0]), name)(*tensors)
+
+
 def linear_case(dtype):
-    return F.linear, kernels.linear, [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)]
+    return (
+        F.linear,
+        of_first("linear"),
+        [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)],
+    )
 
 
 def compress_case(dtype):
-    return torch.matmul, kernels.compress, [random(4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
+    return torch.matmul, of_first("compress"), [random(4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
 
 
 def of_heads(dtype, *lengths):
@@ -43,16 +51,16 @@ def attention_case(dtype):
     def reference(query, key, value):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
-    return reference, lambda *tensors: kernels.attention(*tensors, mask), of_heads(dtype, 11, 5, 5)
+    return reference, lambda *tensors: choose(tensors[0]).attention(*tensors, mask), of_heads(dtype, 11, 5, 5)
 
 
 def neighbours_case(dtype):
     def ours(query, key, value, near_key, near_value):
         near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[[0, 3, 5, 8, 11]]]))
-        return kernels.attention(query, key, value, None, near)
+        return choose(query).attention(query, key, value, None, near)
 
     def reference(*tensors):
-        with kernels.plain():
+        with plain():
             return ours(*tensors)
 
     return reference, ours, of_heads(dtype, 11, 4, 4, 11, 11)
@@ -77,10 +85,11 @@ def test_as_in_float32_and_rounded_once(case, dtype):
 
 def test_plain_autocast_and_mixed_formats_do_not_widen(dtype):
     tensor = torch.ones(2, 2, dtype=dtype)
-    assert products.widens(tensor, None, tensor)
-    assert not products.widens(tensor, tensor.float()) and not products.widens(tensor.float())
-    with kernels.plain():
-        assert not products.widens(tensor)
+    here = choose(tensor)
+    assert here._widens(tensor, None, tensor)
+    assert not here._widens(tensor, tensor.float()) and not here._widens(tensor.float())
+    with plain():
+        assert choose(tensor).is_plain
     with torch.autocast("cpu", torch.bfloat16):
-        assert not products.widens(tensor)
-    assert not products.widens(tensor.to("meta"))
+        assert not choose(tensor)._widens(tensor)
+    assert not here._widens(tensor.to("meta")) and not choose(tensor.to("meta")).wide

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from linformer_cli.settings import Projection
 from linformer_kit import InputError, MeanPoolProjection, RandomProjection
-from linformer_kit.operator import kernels
-from linformer_kit.operator.projections import PROJECTIONS, build_projection
+from linformer_kit.operator.kernels import Kernels, choose
+from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.resampling import stretch_matrix
 
 
@@ -30,7 +30,9 @@ def test_random_entries_have_variance_one_over_k():
 
 def test_means_of_large_numbers_do_not_overflow():
     hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
-    assert torch.equal(MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5).means(hidden), hidden[:, :5])
+    for kernels in (choose(hidden), Kernels()):
+        windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5, kernels)
+        assert torch.equal(windows.means(hidden), hidden[:, :5])
 
 
 @pytest.mark.parametrize("lengths", [None, [37, 4, 0]])
@@ -38,7 +40,7 @@ def test_means_of_large_numbers_do_not_overflow():
 def test_means_are_those_of_sums_in_one_pass_and_by_products(dtype, tolerance, lengths, monkeypatch):
     hidden = torch.randn(3, 40, 11).to(dtype)[:, 1:-2]  # the batch is not contiguous
     given = None if lengths is None else torch.tensor(lengths)
-    windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, given, 5)
+    windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, given, 5, choose(hidden))
     rows = zip(hidden, windows.positions.expand(3, -1, -1), windows.real.expand(3, -1, -1), strict=True)
     expected = [
         torch.stack([text[at[kept]].double().sum(0) / max(1, int(kept.sum())) for at, kept in zip(*row, strict=True)])
@@ -46,8 +48,7 @@ def test_means_are_those_of_sums_in_one_pass_and_by_products(dtype, tolerance, l
     ]
     in_one_pass = windows.means(hidden)
     monkeypatch.setattr(torch.nn.functional, "embedding_bag", None)  # calling it would fail
-    with kernels.plain():
-        products = windows.means(hidden)
+    products = windows._replace(kernels=Kernels()).means(hidden)
     for means in (in_one_pass, products):
         assert means.dtype == dtype
         torch.testing.assert_close(means.double(), torch.stack(expected), rtol=tolerance, atol=tolerance)
@@ -86,10 +87,16 @@ def test_frozen_projections_stay_frozen(name, mode):
     ],
 )
 def test_rejections(arguments, message):
-    good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "sharing": "none"}
-    good |= {"head_dim": 5, "shorter_input": "prefix", "initializer": "pooling"}
+    good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "head_dim": 5}
+    name, *given = (good | arguments).items()
     with pytest.raises(InputError, match=re.escape(message)):
-        build_projection(**{**good, **arguments})
+        PROJECTIONS[name[1]](**dict(given))
+
+
+@pytest.mark.parametrize("name", ["conv", "dynamic"])
+def test_what_depends_on_the_width_of_heads_says_so(name):
+    with pytest.raises(InputError, match=r"^head_dim: expected the width of a head, got None$"):
+        PROJECTIONS[name](31, 7, num_heads=3)
 
 
 def test_the_names_on_the_command_line_are_the_names_in_the_code():
@@ -105,7 +112,9 @@ def test_means_count_in_mixed_precision_and_keep_an_infinite_token_in_its_window
     for requires_grad in (False, True):  # in one pass, and by products
         given = tokens.clone().requires_grad_(requires_grad)
         with torch.autocast("cpu", torch.bfloat16):
-            slots = MeanPoolProjection(n, k, num_heads=1)(given, given, None, k, source=given[:, 0])
+            slots = MeanPoolProjection(n, k, num_heads=1)(
+                given, given, None, k, source=given[:, 0], kernels=choose(given)
+            )
         assert slots.sizes.tolist() == [[257] * 4]
         torch.testing.assert_close(slots.key, expected, rtol=0, atol=1e-3)  # products round tokens to bfloat16
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import LinformerConfig
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
 from linformer_kit.operator.projections.windows import MeanPoolProjection
@@ -59,4 +60,4 @@ def test_stretched_windows_are_as_wide_as_the_text_needs():
         (9, torch.tensor([3, 9]), (2, 4, 3)),
         (0, None, (1, 0, 1)),
     ):
-        assert projection.windows(seq_len, lengths, 4).positions.shape == expected
+        assert projection.windows(seq_len, lengths, 4, Kernels()).positions.shape == expected

@@ -17,13 +17,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linformer_kit.operator.conditions import is_ordinary, must_be_plain, needs_gradient
-from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.products import widened, widens
+from linformer_kit.operator.conditions import needs_gradient
 from linformer_kit.operator.neighbours import Blocks, Neighbours, block_size
 from linformer_kit.operator.padding import of_samples
 
@@ -32,42 +30,35 @@ _COLUMNS = 6 << 20  # elements of the keys of one part by flash attention; large
 _COLUMNS_ON_GPU = 1 << 28
 
 
-def attention(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
-    mask: Bool[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
-    neighbours: Neighbours | None = None,
+def attend_in_parts(
+    tensors: Sequence[Tensor],
+    mask: Tensor | None,
+    neighbours: Neighbours | None,
     *,
-    dropout: float = 0.0,
+    dropout: float,
+    by_products: bool,
+    wide: bool,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
-    """softmax(Q·Kᵀ/√d)·V in one softmax with the neighbours, without the whole query_len × keys matrix in memory.
+    """`Kernels.attention` part by part of the rows.
 
     By products, scores are rounded to bfloat16 before the softmax, as in eager attention; flash attention keeps them
-    in float32. In a format that the processor has no instructions for, computes in float32 and rounds once.
+    in float32.
 
     Args:
-        query: Queries, in the order of the neighbours.
-        key: Keys of the slots.
-        value: Values of the slots.
-        mask: True where a slot may be attended to; at least one slot in each sequence.
-        neighbours: Keys and values of the tokens that queries see besides.
+        tensors: Queries, keys and values of the slots, and keys and values of the neighbours if there are any.
+        mask: True where a slot may be attended to.
+        neighbours: The tokens that queries see besides.
         dropout: Dropout on the weights.
+        by_products: Whether parts are batched products, and not torch's attention.
+        wide: Whether to compute in float32 and round once.
     """
-    tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
-    on_cpu = _runs_on("cpu", tensors) and 0 <= dropout < 1
-    if neighbours is not None and not (on_cpu or _runs_on("cuda", tensors)):
-        whole = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
-        return _attend(whole, False, query, key, value, mask, neighbours).transpose(1, 2)
-    by_products = on_cpu and _prefers_products(query, neighbours, dropout)
-    if neighbours is None and not by_products:
-        return widened(F.scaled_dot_product_attention, *tensors, attn_mask=mask, dropout_p=dropout)
-
-    samples, rows = _part_size(query, key.shape[2], neighbours, by_products)
+    query = tensors[0]
+    samples, rows = _part_size(query, tensors[1].shape[2], neighbours, by_products)
     function = _products if by_products else F.scaled_dot_product_attention
     # Flash attention takes a bias in float32 on a CPU; on a GPU, as products, it wants the format of the queries.
     wide_bias = query.device.type == "cpu" and not by_products
-    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout), wide_bias)
+    dtype = torch.float32 if wide and neighbours is not None else query.dtype
+    attend = functools.partial(_attend, functools.partial(function, dropout_p=dropout), dtype, wide_bias)
     if needs_gradient(*tensors):
         attend = functools.partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=dropout > 0)
     contexts = []
@@ -87,25 +78,6 @@ def attention(
     return torch.cat(contexts).transpose(1, 2)
 
 
-def _runs_on(device: str, tensors: Sequence[Tensor]) -> bool:
-    """Whether ordinary tensors of one format are on a kind of device."""
-    dtype = tensors[0].dtype
-    return (
-        tensors[0].device.type == device
-        and not must_be_plain()
-        and all(is_ordinary(tensor, device) and tensor.dtype == dtype for tensor in tensors)
-        and (not torch.is_autocast_enabled(device) or dtype == torch.get_autocast_dtype(device))
-    )
-
-
-def _prefers_products(query: Tensor, neighbours: Neighbours | None, dropout: float) -> bool:
-    """Whether batched products are faster than flash attention."""
-    here, is_bfloat16 = Processor.here(), query.dtype == torch.bfloat16
-    if neighbours is not None and dropout > 0:  # flash attention has no dropout on CPUs
-        return True
-    return is_bfloat16 and here.attends_by_products and bool(torch.backends.mkldnn.enabled)
-
-
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
     """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
     _, heads, length, head_dim = query.shape
@@ -119,6 +91,7 @@ def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_prod
 
 def _attend(
     function: Callable[..., Tensor],
+    dtype: torch.dtype,
     wide_bias: bool,
     query: Tensor,
     key: Tensor,
@@ -126,12 +99,11 @@ def _attend(
     mask: Tensor | None,
     neighbours: Neighbours | None,
 ) -> Tensor:
-    """The context of a part, `[samples, rows, heads, head_dim]`, by a function with the arguments of SDPA.
+    """The context of a part, `[samples, rows, heads, head_dim]`, by a function with the arguments of SDPA, in a format.
 
     With neighbours, each block of rows has its own columns: the slots, and the tokens that its rows see.
     """
     given = query.dtype
-    dtype = torch.float32 if neighbours is not None and widens(query) else given
     query, key, value = (each.to(dtype) for each in (query, key, value))
     if neighbours is None:
         return function(query, key, value, mask).transpose(1, 2)

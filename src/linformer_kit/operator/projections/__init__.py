@@ -24,9 +24,8 @@ Axes as in `slots`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from linformer_cli.errors import check_choice
+from linformer_cli.settings import SlotSettings
 from linformer_kit.operator.projections.base import (
     Compressed,
     FullAttention,
@@ -35,8 +34,13 @@ from linformer_kit.operator.projections.base import (
     inside,
 )
 from linformer_kit.operator.projections.dynamic import DynamicProjection
-from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
-from linformer_kit.operator.projections.windows import ConvProjection, MaxPoolProjection, MeanPoolProjection
+from linformer_kit.operator.projections.matrices import LinearProjection, MatrixProjection, RandomProjection
+from linformer_kit.operator.projections.windows import (
+    ConvProjection,
+    MaxPoolProjection,
+    MeanPoolProjection,
+    WindowProjection,
+)
 
 PROJECTIONS: dict[str, type[SequenceProjection]] = {
     "linear": LinearProjection,
@@ -49,27 +53,24 @@ PROJECTIONS: dict[str, type[SequenceProjection]] = {
 
 
 def build_projection(
-    name: str,
+    settings: SlotSettings,
     *,
     seq_len: int | None,
     projected_dim: int | Sequence[int],
     num_heads: int,
     head_dim: int,
-    sharing: str | None = None,
-    shorter_input: str | None = None,
-    initializer: str | None = None,
 ) -> SequenceProjection:
-    """Build a projection by name; head_dim and initializer are for those that declare them (`extra_arguments`).
-
-    None stands for the default of the projection.
+    """Build the projection that settings name, for the heads of a layer or, shared, of all layers.
 
     Raises:
-        InputError: for an unknown name, and for invalid arguments of the projection.
+        InputError: for invalid arguments of the projection.
     """
-    check_choice("projection", name, PROJECTIONS)
-    kind = PROJECTIONS[name]
-    extra = {"head_dim": head_dim, "initializer": initializer}
-    arguments: dict[str, Any] = {"sharing": sharing, "shorter_input": shorter_input}
-    arguments |= {name: extra[name] for name in kind.extra_arguments}
-    given = {name: value for name, value in arguments.items() if value is not None}
-    return kind(seq_len, projected_dim, num_heads=num_heads, **given)
+    return PROJECTIONS[settings.projection](
+        seq_len,
+        projected_dim,
+        num_heads=num_heads,
+        sharing=settings.sharing,
+        shorter_input=settings.shorter_input,
+        head_dim=head_dim,
+        initializer=settings.projection_initializer,
+    )

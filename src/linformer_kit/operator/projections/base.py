@@ -5,8 +5,9 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -14,22 +15,17 @@ from torch import Tensor, nn
 
 from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
-from linformer_kit.operator.conditions import is_exporting
-from linformer_kit.operator.padding import zero_padding
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 
 
 class Compressed(NamedTuple):
-    """E·X of the keys and F·X of the values, for all heads with the same number of slots.
-
-    X is mapped by W_K or W_V and split into heads; or it is not yet, and there is one head of width d_m.
-    """
+    """E·X of the keys and F·X of the values, for all heads with the same number of slots."""
 
     key: Float[Tensor, "batch heads slots dim"]
-    value: Float[Tensor, "batch heads slots dim"]  # the same tensor object as `key` if both are equal
-    # E·r and F·r, with r 1 on real tokens and 0 on padding; None: 1, or not asked for.
-    key_sums: Float[Tensor, "batch_or_1 slots"] | None = None
-    value_sums: Float[Tensor, "batch_or_1 slots"] | None = None
+    value: Float[Tensor, "batch heads slots dim"]
+    # E·r and F·r, with r 1 on real tokens and 0 on padding: how often a slot counts a bias. None: once.
+    sums: tuple[Float[Tensor, "*batch slots"], Float[Tensor, "*batch slots"]] | None = None
     # Real tokens of the window that a slot stands for; None: slots do not stand for windows.
     sizes: Int[Tensor, "batch_or_1 slots"] | None = None
 
@@ -37,8 +33,8 @@ class Compressed(NamedTuple):
 class SequenceProjection(nn.Module):
     """Base class of projections of n positions to k slots.
 
-    A subclass writes `compress` (docs/operator.md has an example). Most of this package write `matrices` instead, for
-    slots that are weighted sums of all tokens, or `reduce`, for slots that stand for windows of tokens.
+    There are two kinds: a `MatrixProjection` writes `matrices`, for slots that are weighted sums of all tokens, and a
+    `WindowProjection` writes `reduce`, for slots that stand for windows of tokens (docs/operator.md has examples).
 
     Args:
         seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
@@ -49,18 +45,18 @@ class SequenceProjection(nn.Module):
             parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
             `stretch`, for windows only: min(k, m) windows tile the m tokens.
+        head_dim: d, the width of a head; only `conv` and `dynamic` need it.
+        initializer: Initialisation of E and F (`starts`); only `linear` has them.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing, and a shorter_input that does not
             fit.
     """
 
-    bounded = True  # whether seq_len limits the length of sequences
-    windowed = False  # whether slots are windows, whose number grows when a model is extended
+    windowed = False  # the kind: whether slots stand for windows, whose number grows when a model is extended
+    learned = False  # whether E and F are parameters (`LearnedProjection`); others are the same for all heads, E = F
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
-    always_tied = False  # whether E = F with any sharing
-    by_head = True  # whether heads have their own E and F with sharing `none`
-    extra_arguments: tuple[str, ...] = ()  # what `build_projection` passes besides: head_dim, initializer
+    bounded = True  # whether seq_len limits the length of sequences
 
     def __init__(
         self,
@@ -70,6 +66,8 @@ class SequenceProjection(nn.Module):
         num_heads: int,
         sharing: str = "headwise",
         shorter_input: str = "prefix",
+        head_dim: int | None = None,
+        initializer: str = "shifted_pooling",
     ) -> None:
         super().__init__()
         is_length = is_integer(seq_len) and cast(int, seq_len) > 0
@@ -80,8 +78,10 @@ class SequenceProjection(nn.Module):
         self.num_heads = num_heads
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
-        self.shared_by_heads = sharing != "none" or not self.by_head  # whether all heads have the same E and F
+        self.shared_by_heads = sharing != "none" or not self.learned  # whether all heads have the same E and F
         self.shorter_input = shorter_input
+        self.head_dim = head_dim
+        self.initializer = initializer
 
     @classmethod
     def check_shorter_input(cls, shorter_input: str) -> None:
@@ -90,65 +90,37 @@ class SequenceProjection(nn.Module):
         expected = "prefix, or a projection with windows (mean_pool, max_pool, conv)"
         check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
-    def compress(
-        self,
-        tokens: Float[Tensor, "batch heads seq_len dim"],
-        lengths: Int[Tensor, " batch"] | None,
-        slots: int,
-        *,
-        values: bool = False,
-    ) -> Float[Tensor, "batch heads slots dim"]:
-        """E·X, or F·X for values: slots with as many heads, and of the same width, as the tokens.
-
-        Args:
-            tokens: X, right-padded, with zeros at padding: mapped by W_K or W_V and split into heads, or, if the
-                projection is `shared_by_heads` and `commutes`, as one head of width d_m.
-            lengths: Number of real tokens; None: all.
-            slots: k, at most `projected_dim`.
-            values: Whether these are values and not keys.
-        """
-        raise NotImplementedError
-
     def forward(
         self,
         key: Float[Tensor, "batch heads seq_len dim"],
-        value: Float[Tensor, "batch heads seq_len dim"],
+        value: Float[Tensor, "batch heads seq_len dim"] | None,
         lengths: Int[Tensor, " batch"] | None,
         slots: int,
-        *,
-        source: Float[Tensor, "batch seq_len embed"],
-        sums: bool = False,
+        kernels: Kernels,
+        source: Float[Tensor, "batch seq_len embed"] | None = None,
     ) -> Compressed:
         """The slots of keys and values.
 
         Args:
-            key: Tokens of the keys, as for `compress`.
-            value: Tokens of the values; the same tensor object as `key` if they are equal.
+            key: X, right-padded, with zeros at padding: mapped by W_K and split into heads, or, if the projection is
+                `shared_by_heads` and `commutes`, as one head of width d_m.
+            value: Tokens of the values, likewise; None: those of the keys.
             lengths: Number of real tokens of each sequence; None: all.
-            slots: k of these heads.
-            source: The input of the keys, for projections that depend on it.
-            sums: Whether E·r and F·r are needed.
+            slots: k of these heads, at most `projected_dim`.
+            kernels: Those of this forward pass.
+            source: The input of the keys; None: the keys themselves.
 
         Raises:
             InputError: if the sequence is longer than seq_len.
         """
-        self._check_length(key.shape[2])
+        raise NotImplementedError
 
-        def slots_of(tokens: Tensor, *, values: bool) -> Tensor:
-            compressed = self.compress(tokens, lengths, slots, values=values)
-            batch, heads, _, dim = tokens.shape
-            fits = compressed.dim() == 4 and compressed.shape == (batch, heads, compressed.shape[2], dim)
-            check_input(fits, "compress", f"[{batch}, {heads}, slots, {dim}]", list(compressed.shape))
-            return compressed
-
-        def both(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            key_slots = slots_of(key, values=False)
-            return key_slots, key_slots if value is key and self.tied else slots_of(value, values=True)
-
-        if not sums:
-            return Compressed(*both(key, value))
-        real = zero_padding(key.new_ones(key.shape[0], 1, key.shape[2], 1), lengths)
-        return Compressed(*both(key, value), *(each[:, 0, :, 0] for each in both(real, real)))
+    def _of_both(
+        self, compress: Callable[[Tensor, bool], Tensor], key: Tensor, value: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """compress(tokens, are_values) of keys and of values, once if they are the same and E = F."""
+        slots = compress(key, False)
+        return slots, slots if value is None and self.tied else compress(key if value is None else value, True)
 
     @property
     def projected_dim(self) -> int:
@@ -158,14 +130,11 @@ class SequenceProjection(nn.Module):
     @property
     def tied(self) -> bool:
         """Whether E = F."""
-        return self.always_tied or self.sharing in ("key_value", "layerwise")
+        return not self.learned or self.sharing in ("key_value", "layerwise")
 
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        """Whether each token of sequences of this length, or less, is a slot of its own, as in full attention.
-
-        Not in an exported program, which runs with all lengths.
-        """
-        return not is_exporting() and seq_len <= 0  # a comparison would limit the lengths of a program
+    def exact_length(self, slots: int) -> float:
+        """The longest sequence whose tokens are slots of their own, as in full attention."""
+        return 0
 
     def initial_values(self) -> dict[str, Tensor]:
         """Initial values of all parameters and buffers, by name."""
@@ -179,8 +148,7 @@ class SequenceProjection(nn.Module):
 
     def matrix_count(self) -> int:
         """Number of learned n → k maps of this projection, as counted in section 4 of the paper."""
-        is_learned = next(self.parameters(), None) is not None
-        return is_learned * (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
+        return self.learned * (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
 
     def extra_repr(self) -> str:
         slots = self.projected_dim if len({*self.head_dims}) == 1 else list(self.head_dims)
@@ -227,26 +195,23 @@ class SequenceProjection(nn.Module):
     def _resize(self, seq_len: int, mode: str) -> None:
         """Replace parameters and buffers; a subclass writes it."""
 
-    def _check_length(self, seq_len: int) -> None:
+    def _check_length(self, seq_len: int, kernels: Kernels) -> None:
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.
-        if self.bounded and not torch.compiler.is_exporting() and seq_len > self.seq_len:
+        if self.bounded and not kernels.exporting and seq_len > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {seq_len}")
 
 
 class FullAttention(SequenceProjection):
     """Equation 2 as a projection: each token is its own slot, E = F = identity."""
 
-    bounded = by_head = False
+    bounded = False
     commutes = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
 
-    def compress(self, tokens: Tensor, lengths: Tensor | None, slots: int, *, values: bool = False) -> Tensor:
-        return tokens
-
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        return True
+    def exact_length(self, slots: int) -> float:
+        return math.inf
 
 
 class SharedProjection:
@@ -280,7 +245,7 @@ def inside(module: nn.Module) -> SequenceProjection:
     Raises:
         InputError: if there is none.
     """
-    for part in module.modules():
+    for part in (module,) if isinstance(module, SequenceProjection) else module.modules():
         if isinstance(part, SequenceProjection):
             return part
     raise InputError(f"projection: expected a projection module, got {type(module).__name__}")
@@ -289,16 +254,18 @@ def inside(module: nn.Module) -> SequenceProjection:
 class LearnedProjection(SequenceProjection):
     """E and, unless E = F, F are parameters with the same shape and initialisation."""
 
+    learned = True
     key_projection: nn.Parameter
     value_projection: nn.Parameter | None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.key_projection = nn.Parameter(self._start())
+        self.register_parameter("value_projection", None if self.tied else nn.Parameter(self._start()))
 
     def _start(self) -> Tensor:
         """Initial value of E or F; random values are drawn anew at each call."""
         raise NotImplementedError
-
-    def _make_parameters(self) -> None:
-        self.key_projection = nn.Parameter(self._start())
-        self.register_parameter("value_projection", None if self.tied else nn.Parameter(self._start()))
 
     @torch.no_grad()
     def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:

@@ -5,14 +5,13 @@ Axes as in `slots`; rows are slots, or heads and slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from linformer_cli.errors import InputError
-from linformer_kit.operator import kernels
+from linformer_cli.errors import InputError, check_input
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.matrices import MatrixProjection
@@ -31,22 +30,17 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
     head with a smaller k uses the first rows. Nothing depends on a position: sequences may be longer than seq_len,
     which may be None.
 
-    Args:
-        head_dim: Width of a head; the width of X is num_heads·head_dim.
-
     Source: Zhu et al. 2021 (Long-Short Transformer, arXiv 2107.02192), "Long-range attention via dynamic projections".
     """
 
     bounded = False
-    always_tied = True
-    extra_arguments = ("head_dim",)
+    tied = True  # type: ignore[assignment]
 
-    def __init__(
-        self, seq_len: int | None, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any
-    ) -> None:
-        super().__init__(seq_len, projected_dim, **arguments)
-        self.embed_dim = self.num_heads * head_dim
-        self._make_parameters()
+    @property
+    def embed_dim(self) -> int:
+        """The width of X."""
+        check_input(self.head_dim is not None, "head_dim", "the width of a head", self.head_dim)
+        return self.num_heads * cast(int, self.head_dim)
 
     def _start(self) -> Tensor:
         heads = () if self.shared_by_heads else (self.num_heads,)
@@ -57,7 +51,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         if source.shape[2] != self.embed_dim:
             raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {source.shape[2]}")
         rows = self.key_projection[..., :slots, :]
-        scores = kernels.compress(rows.flatten(0, -2), source.transpose(1, 2))
+        scores = choose(source).compress(rows.flatten(0, -2), source.transpose(1, 2))
         if lengths is None:
             weights = scores.softmax(dim=-1)
         else:

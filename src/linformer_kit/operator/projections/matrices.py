@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_cli.errors import check_choice
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import is_exporting
+from linformer_cli.errors import InputError, check_choice
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
@@ -31,7 +30,14 @@ class MatrixProjection(SequenceProjection):
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
     ) -> tuple[Tensor, Tensor]:
-        """E and F, `[*batch, *heads, slots, n]`; the same tensor object if E = F."""
+        """E and F, `[*batch, slots, n]`, with zeros at padding if they depend on the batch; of heads with their own
+        `[*batch, heads, slots, n]`.
+
+        Args:
+            source: The input of the keys, or what W_K made of it.
+            lengths: Number of real tokens of each sequence; None: all.
+            slots: k.
+        """
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
@@ -43,32 +49,40 @@ class MatrixProjection(SequenceProjection):
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
     def forward(
-        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+        self,
+        key: Tensor,
+        value: Tensor | None,
+        lengths: Tensor | None,
+        slots: int,
+        kernels: Kernels,
+        source: Tensor | None = None,
     ) -> Compressed:
         seq_len = key.shape[2]
-        self._check_length(seq_len)
-        key_matrix, value_matrix = self.matrices(source, lengths, slots)
-        tied, is_one = value_matrix is key_matrix, value is key
-        if is_exporting():  # a slice would make the full length a special case
+        self._check_length(seq_len, kernels)
+        matrices = self.matrices(merge_heads(key) if source is None else source, lengths, slots)
+        if kernels.exporting:  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
-            key_matrix, value_matrix = key_matrix.index_select(-1, columns), value_matrix.index_select(-1, columns)
+            key_matrix, value_matrix = (matrix.index_select(-1, columns) for matrix in matrices)
         else:
-            key_matrix, value_matrix = key_matrix[..., :seq_len], value_matrix[..., :seq_len]
-        pairs = [(key_matrix, key)] if tied and is_one else [(key_matrix, key), (value_matrix, value)]
-        parts = [self._product(matrix, tokens) for matrix, tokens in pairs]
-        if sums:
-            parts += [_row_sums(matrix, lengths) for matrix, _ in pairs]
-        if len(pairs) == 1:  # for keys and values alike
-            parts = [part for part in parts for _ in range(2)]
-        return Compressed(*parts)
+            key_matrix, value_matrix = (matrix[..., :seq_len] for matrix in matrices)
 
-    def _product(self, matrix: Tensor, tokens: Tensor) -> Tensor:
-        """E·X, `[batch, heads, slots, dim]`."""
-        if not self.shared_by_heads:
-            return kernels.widened(torch.matmul, matrix, tokens)
-        if tokens.shape[1] == 1:  # not mapped yet
-            return kernels.compress(matrix, tokens[:, 0])[:, None]
-        return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
+        def product(tokens: Tensor, are_values: bool) -> Tensor:
+            matrix = value_matrix if are_values else key_matrix
+            batch, heads = tokens.shape[:2]
+            axes = () if self.shared_by_heads else (heads,)
+            if matrix.shape[:-2] not in (axes, (batch, *axes)):
+                raise InputError(f"matrices: expected {[*axes, 'slots', seq_len]}, got {list(matrix.shape)}")
+            if axes:
+                return kernels.widened(torch.matmul, matrix, tokens)
+            if heads == 1:  # not mapped yet
+                return kernels.compress(matrix, tokens.squeeze(1)).unsqueeze(1)
+            return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (heads, -1)).transpose(1, 2)
+
+        slots_of_both = self._of_both(product, key, value)
+        if key.shape[1] > 1 or not self.shared_by_heads:  # mapped, with the bias
+            return Compressed(*slots_of_both)
+        sums = _row_sums(key_matrix, lengths)
+        return Compressed(*slots_of_both, (sums, sums if self.tied else _row_sums(value_matrix, lengths)))
 
 
 class LinearProjection(LearnedProjection, MatrixProjection):
@@ -76,25 +90,11 @@ class LinearProjection(LearnedProjection, MatrixProjection):
 
     The parameters are `key_projection` (E) and, unless E = F, `value_projection` (F), each `[projected_dim, seq_len]`.
     For sharing `none` there is a first axis of heads. A head with a smaller k uses the first rows.
-
-    Args:
-        initializer: Initialisation of E and F (`starts`).
     """
 
-    extra_arguments = ("initializer",)
-
-    def __init__(
-        self,
-        seq_len: int,
-        projected_dim: int | Sequence[int],
-        *,
-        initializer: str = "shifted_pooling",
-        **arguments: Any,
-    ) -> None:
-        super().__init__(seq_len, projected_dim, **arguments)
-        check_choice("projection_initializer", initializer, STARTS)
-        self.initializer = initializer
-        self._make_parameters()
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        check_choice("projection_initializer", named.get("initializer", "shifted_pooling"), STARTS)
+        super().__init__(*arguments, **named)
 
     def _start(self) -> Tensor:
         start = STARTS[self.initializer]
@@ -108,8 +108,10 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         return matrices
 
     def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
-        key_matrix = self.key_projection[..., :slots, :]
-        return key_matrix, key_matrix if self.value_projection is None else self.value_projection[..., :slots, :]
+        value = self.key_projection if self.value_projection is None else self.value_projection
+        if slots == self.projected_dim:
+            return self.key_projection, value
+        return self.key_projection[..., :slots, :], value[..., :slots, :]
 
     def _resize(self, seq_len: int, mode: str) -> None:
         if mode == "interpolate":
@@ -127,8 +129,6 @@ class RandomProjection(MatrixProjection):
     columns are independent, and a longer R gets new ones.
     """
 
-    always_tied = True
-    by_head = False
     matrix: Tensor
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
@@ -153,10 +153,7 @@ class RandomProjection(MatrixProjection):
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:
-    """E·r, with r 1 on real tokens and 0 on padding, where a matrix of each sequence has columns of zeros.
-
-    The matrix is for all heads: row sums of matrices by head are never needed.
-    """
+    """E·r; a matrix of each sequence has columns of zeros at padding."""
     if lengths is None or matrix.dim() > 2:
         return matrix.sum(dim=-1)
     return (~padding_after(lengths, matrix.shape[-1])).to(matrix.dtype) @ matrix.T

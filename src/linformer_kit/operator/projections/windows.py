@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError, check_input
-from linformer_kit.operator import kernels
-from linformer_kit.operator.conditions import is_exporting, is_ordinary, must_be_plain, needs_gradient
+from linformer_kit.operator.conditions import is_ordinary, needs_gradient
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
@@ -28,10 +28,11 @@ class Windows(NamedTuple):
 
     positions: Int[Tensor, "batch_or_1 slots window"]  # any existing ones where there is no real token
     real: Bool[Tensor, "batch_or_1 slots window"]
+    kernels: Kernels
 
     def of(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch slots window embed"]:
         """The tokens at the positions."""
-        if is_exporting():  # ONNX cannot take any from a text of global tokens only, which has no others
+        if self.kernels.exporting:  # ONNX cannot take any from a text of global tokens only, which has no others
             hidden = F.pad(hidden, (0, 0, 0, 1))
         return take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
 
@@ -42,11 +43,12 @@ class Windows(NamedTuple):
         CPU in inference in one pass by `embedding_bag`, except in float16, where its sums overflow: on AVX-512 with
         bfloat16 a linearised MiniLM takes 1.1 to 1.2 times as long with products.
         """
-        if not must_be_plain() and not needs_gradient(hidden) and is_ordinary(hidden) and hidden.dtype != torch.float16:
+        one_pass = not self.kernels.is_plain and hidden.dtype != torch.float16 and is_ordinary(hidden)
+        if one_pass and not needs_gradient(hidden):
             return self._means_in_one_pass(hidden)
         scale = 2.0 ** int(self.real.shape[2]).bit_length()
         ones = (self.real.to(hidden.dtype) / scale)[:, :, None]
-        sums = kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
+        sums = self.kernels.widened(torch.matmul, ones, self.of(hidden))[:, :, 0]
         count = self.real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))
         return (sums * (scale / count)).to(hidden.dtype)
 
@@ -65,22 +67,38 @@ class WindowProjection(SequenceProjection):
     windowed = True
 
     def reduce(
-        self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], *, values: bool
+        self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], are_values: bool
     ) -> Float[Tensor, "batch heads slots dim"]:
         """Reduce the tokens in each window to a slot."""
         raise NotImplementedError
 
     def forward(
-        self, key: Tensor, value: Tensor, lengths: Tensor | None, slots: int, *, source: Tensor, sums: bool = False
+        self,
+        key: Tensor,
+        value: Tensor | None,
+        lengths: Tensor | None,
+        slots: int,
+        kernels: Kernels,
+        source: Tensor | None = None,
     ) -> Compressed:
-        self._check_length(key.shape[2])
-        windows = self.windows(key.shape[2], lengths, slots, key.device)
-        key_slots = self.reduce(windows, key, values=False)
-        value_slots = key_slots if value is key and self.tied else self.reduce(windows, value, values=True)
-        return Compressed(key_slots, value_slots, sizes=windows.real.sum(-1))
+        self._check_length(key.shape[2], kernels)
+        windows = self.windows(key.shape[2], lengths, slots, kernels, key.device)
+
+        def reduce(tokens: Tensor, are_values: bool) -> Tensor:
+            reduced = self.reduce(windows, tokens, are_values)
+            if reduced.shape != (expected := (*tokens.shape[:2], windows.positions.shape[1], tokens.shape[3])):
+                raise InputError(f"reduce: expected {list(expected)}, got {list(reduced.shape)}")
+            return reduced
+
+        return Compressed(*self._of_both(reduce, key, value), sizes=windows.real.sum(-1))
 
     def windows(
-        self, seq_len: int, lengths: Int[Tensor, " batch"] | None, slots: int, device: torch.device | None = None
+        self,
+        seq_len: int,
+        lengths: Int[Tensor, " batch"] | None,
+        slots: int,
+        kernels: Kernels,
+        device: torch.device | None = None,
     ) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
@@ -91,22 +109,23 @@ class WindowProjection(SequenceProjection):
             seq_len: Positions in the batch, padding included.
             lengths: Real tokens at the start of each sequence; None: all are real.
             slots: k.
+            kernels: Those of this forward pass.
             device: Device of the result if lengths is None.
         """
         real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
         longest: int = self.seq_len
         tiled: int | Tensor = longest
         number: int | Tensor = slots
-        count = slots if is_exporting() else -(-seq_len * slots // longest)  # an exported program has all lengths
+        count = slots if kernels.exporting else -(-seq_len * slots // longest)  # an exported program has all lengths
         if self.shorter_input == "stretch":
             tiled, number = real[:, None], real.clamp(min=1, max=slots)[:, None]
-            if not is_exporting():
+            if not kernels.exporting:
                 count, longest = min(slots, seq_len), max(1, seq_len)
         edges = torch.arange(count + 1, device=real.device) * tiled // number
         edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
         positions = edges[:, :-1, None] + torch.arange(-(-longest // slots), device=real.device)
-        last = seq_len if is_exporting() else seq_len - 1
-        return Windows(positions.clamp(max=last), positions < edges[:, 1:, None])
+        last = seq_len if kernels.exporting else seq_len - 1
+        return Windows(positions.clamp(max=last), positions < edges[:, 1:, None], kernels)
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         super().check_resize(seq_len, mode)
@@ -136,23 +155,18 @@ class MeanPoolProjection(WindowProjection):
     """Slot i is the mean of the real tokens in window i."""
 
     commutes = True
-    always_tied = True
-    by_head = False
 
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         return windows.means(merge_heads(tokens)).unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
 
-    def is_exact_for(self, seq_len: int, slots: int) -> bool:
-        return not is_exporting() and seq_len <= (slots if self.shorter_input == "stretch" else 0)
+    def exact_length(self, slots: int) -> float:
+        return slots if self.shorter_input == "stretch" else 0
 
 
 class MaxPoolProjection(WindowProjection):
     """Slot i is the maximum of the real tokens in window i, in each dimension of K·W_K or V·W_V; 0 without any."""
 
-    always_tied = True
-    by_head = False
-
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], -math.inf)
         largest = inside.amax(dim=2).masked_fill(~windows.real[..., :1], 0.0)
         return largest.unflatten(2, (tokens.shape[1], -1)).transpose(1, 2)
@@ -166,13 +180,9 @@ class ConvProjection(LearnedProjection, WindowProjection):
     axis of heads. They are initialised to the scaled mean of the window. The kernel needs the same k for all heads.
     """
 
-    extra_arguments = ("head_dim",)
-
-    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
-        super().__init__(seq_len, projected_dim, **arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.checked_slots(None, self.num_heads)  # one k for all heads
-        self.head_dim = head_dim
-        self._make_parameters()
 
     def checked_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
         dims = super().checked_slots(projected_dim, num_heads)
@@ -183,13 +193,14 @@ class ConvProjection(LearnedProjection, WindowProjection):
 
     def _start(self) -> Tensor:
         width = -(-self.seq_len // self.projected_dim)
-        kernel = torch.full((self.head_dim, width), 1 / math.sqrt(width))
+        check_input(self.head_dim is not None, "head_dim", "the width of a head", self.head_dim)
+        kernel = torch.full((cast(int, self.head_dim), width), 1 / math.sqrt(width))
         return kernel if self.shared_by_heads else kernel.repeat(self.num_heads, 1, 1)
 
-    def reduce(self, windows: Windows, tokens: Tensor, *, values: bool) -> Tensor:
+    def reduce(self, windows: Windows, tokens: Tensor, are_values: bool) -> Tensor:
         heads, dim = tokens.shape[1], tokens.shape[3]
         check_input(dim == self.head_dim, "head_dim", f"{self.head_dim}, as the kernel has", dim)
-        kernel = self.value_projection if values and self.value_projection is not None else self.key_projection
+        kernel = self.value_projection if are_values and self.value_projection is not None else self.key_projection
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], 0.0).unflatten(3, (heads, dim))
         by_head = kernel[None] if self.shared_by_heads else kernel
         taps = by_head.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
