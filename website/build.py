@@ -34,7 +34,7 @@ PAGES, SITE = BUILD / "pages", BUILD / "site"
 COPIED = ("docs", "benchmarks", "examples", "reproduce", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 # Public names of the reference, by topic.
 TOPICS = {
-    "Linearise an encoder": ("linearize",),
+    "Linearise an encoder": ("linearize", "optimize"),
     "Models": (
         "LinformerConfig",
         "LinformerModel",
