@@ -15,6 +15,8 @@ Results: benchmarks/linearised_h100_202611, windows-*. Text: none, random tokens
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import field
@@ -23,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import pandas
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 from tqdm import tqdm
 from transformers import (
     BertConfig,
@@ -70,9 +73,8 @@ class Settings(ScriptSettings):
 
 def build(architecture: Architecture, way: Way, n: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """An encoder with random weights that reads n tokens, without dropout."""
-    torch.manual_seed(0)
     with device:
-        model = original(architecture, n)
+        model = copy.deepcopy(original(architecture, n))
     if way == "exact_windows":
         model.set_attn_implementation("exact_windows")
     elif way == "linearised":
@@ -82,8 +84,10 @@ def build(architecture: Architecture, way: Way, n: int, device: torch.device, dt
     return model.to(device, dtype)
 
 
+@functools.lru_cache(maxsize=1)  # random weights of a model of base size take seconds
 def original(architecture: Architecture, n: int) -> PreTrainedModel:
-    """A new model of transformers."""
+    """A model of transformers, the same at each call."""
+    torch.manual_seed(0)
     if architecture == "modernbert":
         return ModernBertModel(ModernBertConfig(max_position_embeddings=n))
     if architecture == "minilm":
@@ -130,14 +134,21 @@ class Case(NamedTuple):
     dtype: torch.dtype
 
     def prepared(self, way: Way, outputs: dict[Way, Any] | None = None) -> Callable[[], object]:
-        """A function for one run of a new encoder, which also keeps the output of a forward pass."""
-        model = build(self.architecture, way, self.n, self.device, self.dtype).train(self.mode == "train")
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
-        step = runner(model, ids.view(-1, PIECE) if way == "pieces" else ids, self.mode)
+        """A function for one run of an encoder, which also keeps the output of a forward pass."""
+        step = runner(self.model(way), self.ids(way), self.mode)
         if self.mode == "train" or outputs is None or way not in ("original", *EXACT):
             return step
         return lambda: outputs.update({way: step()})
+
+    def model(self, way: Way) -> PreTrainedModel:
+        """The encoder."""
+        return build(self.architecture, way, self.n, self.device, self.dtype).train(self.mode == "train")
+
+    def ids(self, way: Way) -> Tensor:
+        """Random tokens, `[batch, n]`, or pieces of them."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
+        return ids.view(-1, PIECE) if way == "pieces" else ids
 
     def memory(self, way: Way) -> int:
         """Peak bytes of one run beyond weights; on a CPU in a fresh process."""
@@ -155,9 +166,10 @@ def difference(way: Way, outputs: dict[Way, Any]) -> Record:
 
 
 def peak_of(case: Case, way: Way) -> int:
-    """Peak bytes of one run, after one of 512 tokens that initialises libraries."""
-    case._replace(n=PIECE, batch=1).prepared(way)()
-    return peak_bytes(case.prepared(way), case.device)
+    """Peak bytes of one run, after one of 64 tokens that initialises libraries."""
+    model, ids = case.model(way), case.ids(way)
+    runner(model, ids[:1, :64], case.mode)()
+    return peak_bytes(runner(model, ids, case.mode), case.device)
 
 
 @contextlib.contextmanager

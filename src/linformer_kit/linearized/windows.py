@@ -101,9 +101,8 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     bias = as_bias(visible | blind[..., None], torch.promote_types(arguments["dtype"], torch.float32))
     if padding is None and is_plain:
         return WindowMask(bias, window, is_causal, None)
-    position = torch.arange(
-        length, device=device
-    )  # as an index, since exporting refuses to flatten any number of blocks
+    # Taken by index, since exporting refuses to flatten any number of blocks.
+    position = torch.arange(length, device=device)
     return WindowMask(bias, window, is_causal, blind[:, position // rows, position % rows])
 
 
