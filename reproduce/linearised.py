@@ -112,10 +112,9 @@ def measure(settings: Settings, results: Results) -> None:
                 missing = [way for way in settings.ways if results.find(**key, way=way) is None]
                 outputs: dict[Way, Any] = {}
                 runs = {way: case.prepared(way, outputs) for way in missing}
+                limits = {"repetitions": settings.repetitions, "seconds": settings.seconds}
                 with other_load(settings.busy):
-                    timings = interleaved(
-                        runs, device=device, repetitions=settings.repetitions, seconds=settings.seconds
-                    )
+                    timings = interleaved(runs, device=device, **limits)
                 del runs
                 for way, taken in timings.items():
                     record = {**key, "way": way, "batch": case.batch, "dtype": dtype, **summary(taken)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
 from reproduce import linearised as script
@@ -12,6 +13,7 @@ SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 
 
 def tiny(architecture, n):
+    torch.manual_seed(0)
     if architecture == "minilm":
         return BertModel(BertConfig(**SIZES, vocab_size=1000, max_position_embeddings=n), add_pooling_layer=False)
     window = {"local_attention": 6, "layer_types": ["full_attention", "sliding_attention"]}
