@@ -9,7 +9,7 @@ is the same in sequences of 512, `exact_windows` runs layers with a window in bl
     python -m reproduce.linearised --architectures modernbert --ways original exact_windows optimized linearised \
         --lengths 512 2048 8192 --batch_tokens 512 --dtype float32              # one text, some minutes on 2 cores
 
-Results: benchmarks/linearised_h100_202611, windows-*. Text: none, random tokens.
+Results: benchmarks/linearised_h100_202611, windows_zen4-2-cores_202611. Text: none, random tokens.
 """
 
 from __future__ import annotations

@@ -132,6 +132,9 @@ def _images(path: Path) -> None:
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
+    "answerdotai/ModernBERT-base": _encoder(
+        "ModernBertForMaskedLM", cls_token_id=0, sep_token_id=2, local_attention=8, layer_types=None
+    ),
     "distilbert/distilroberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "sentence-transformers/all-MiniLM-L6-v2": _minilm,
     "my-bert": _encoder("BertForPreTraining"),

@@ -34,7 +34,7 @@ NOT_RUN = {
 
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
-    "README.md": ("sentence-transformers/all-MiniLM-L6-v2",),
+    "README.md": ("answerdotai/ModernBERT-base", "sentence-transformers/all-MiniLM-L6-v2"),
     "export.md": ("my-classifier",),
     "finetuning.md": (
         "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
@@ -76,7 +76,7 @@ IN_PYTHON = {
     # The encoder of the tests has other weights than the adapter's base model.
     "README.md": {
         'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
-        "projected_dim=256)\nmodel": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009)\nmodel",
+        "projected_dim=256))": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009))",
     },
     "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
