@@ -150,7 +150,7 @@ def test_names_in_a_list_stay_as_they_are():
         (["convert", "--source", "MODEL", "OUT"], "unrecognized arguments: --source (now MODEL, the first argument)"),
         (["embed", "MODEL", "a.csv", "--output=b.npy"], "unrecognized arguments: --output=b.npy (now --out)"),
         (["distill", "MODEL", "--adapter"], "unrecognized arguments: --adapter (now --adapter_rank 16)"),
-        (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype bfloat16)"),
+        (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype)"),
         (["finetune", "MODEL", "--use-cpu"], "unrecognized arguments: --use-cpu (now --device cpu)"),
         (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["predic"], "(did you mean predict?)"),

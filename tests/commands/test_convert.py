@@ -232,6 +232,15 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
     assert "--adapter" not in capsys.readouterr().out
 
 
+def test_without_linear_layers_nothing_is_new(tmp_path, capsys):
+    source("BertModel", tmp_path / "bert")
+    main(["linearize", str(tmp_path / "bert"), str(tmp_path / "exact"), "--layers", "[]"])
+    out = capsys.readouterr().out
+    assert "full attention" in out and "New:" not in out and " k " not in out
+    error = fail(capsys, "distill", tmp_path / "bert", "--output_dir", tmp_path / "student", "--layers", "[]")
+    assert "layers: expected one or more to distil, got none" in error
+
+
 def test_linearize_rejects(tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
     error = fail(capsys, "linearize", tmp_path / "gpt", tmp_path / "ours")
@@ -242,7 +251,10 @@ def test_linearize_rejects(tmp_path, capsys):
     source("BertModel", tmp_path / "bert")
     main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear")])
     capsys.readouterr()
-    error = fail(capsys, "linearize", tmp_path / "linear", tmp_path / "ours")
+    longer = ["--max_position_embeddings", 4096, "--adapter", "all-MiniLM-L6-v2-4096"]
+    for options in ([], longer):
+        error = fail(capsys, "linearize", tmp_path / "linear", tmp_path / "ours", *options)
+        assert "model: expected one with full attention" in error
     assert "model: expected one with full attention, got LinearBertModel, which is a Linformer" in error
     transformer(tmp_path / "full")
     error = fail(capsys, "linearize", tmp_path / "full", tmp_path / "ours")

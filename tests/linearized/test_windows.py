@@ -247,6 +247,19 @@ def test_compiled_and_exported_for_any_length():
 
 
 @pytest.mark.e2e
+@pytest.mark.unchecked
+@torch.no_grad()
+def test_layers_compile_on_their_own():
+    """Their mask is made outside of the compiled code."""
+    torch.manual_seed(0)
+    theirs, ids = modernbert(), torch.randint(3, 97, (2, N))
+    ours, expected = with_windows(theirs), theirs(ids).last_hidden_state
+    for layer in ours.layers:
+        layer.compile(backend="eager")
+    torch.testing.assert_close(ours(ids).last_hidden_state, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.e2e
 def test_saved_files_say_nothing_of_it(tmp_path):
     torch.manual_seed(0)
     theirs = modernbert()

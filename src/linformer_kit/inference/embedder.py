@@ -52,7 +52,7 @@ class Embedder(TextModel):
         device: str | torch.device | None = None,
     ) -> None:
         self.sentences = sentences.to(device_of(device), WEIGHT_DTYPES[dtype]).eval()
-        optimize(sentences)  # in this number format
+        optimize(sentences)
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, autocast, device)
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)

@@ -26,10 +26,11 @@ def main(settings: LinearizeCommandSettings) -> None:
     out = check_new_folder("out", settings.out)
     loaded = load_model(settings.model, None, ENCODER, to_run=False)
     model, training = loaded.model, ""
-    if isinstance(model, LinearizedModel) and _changed(settings) == {"max_position_embeddings"}:
+    is_resized = settings.adapter is None and _changed(settings) == {"max_position_embeddings"}
+    if isinstance(model, LinearizedModel) and is_resized:
         resize(model, settings.max_position_embeddings, settings.resize_mode)
     else:
-        if settings.adapter is None:
+        if settings.adapter is None and settings.layers != []:
             training = _advice(model, settings.max_position_embeddings)
         linearize_encoder(model, settings, settings.adapter)
     new_length = settings.adapter is not None or settings.max_position_embeddings is not None

@@ -76,7 +76,7 @@ def describe(loaded: Loaded, training: str) -> None:
     config = model.config.to_dict()
     slots = config.get("linformer", config)
     attention = "full attention"
-    if config.get("attention") != "full":
+    if config.get("attention") != "full" and slots.get("layers") != []:
         attention = f"k {slots['projected_dim']}, sharing {slots['sharing']}"
         attention += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
         if full_layers := slots.get("full_layers"):

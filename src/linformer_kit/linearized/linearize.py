@@ -150,8 +150,8 @@ def optimize(model: Model) -> Model:
     """Make an encoder faster on a CPU, in-place, with the same outputs and gradients to rounding.
 
     Layers with a sliding window run in blocks (`windows`), and linear maps by the fastest library of this processor
-    (`products`). Classes, weights and saved files do not change; what `linearize` returns is as fast already. A model
-    that was moved to another number format can be given again.
+    (`products`), if no accelerator is there. Classes, weights and saved files do not change; what `linearize` returns
+    is as fast already.
 
     Args:
         model: Any model of transformers, or a `SentenceTransformer` that starts with an encoder of texts.

@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ _FORWARD = nn.Linear.forward
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let `kernels` compute the linear maps of a model in-place, if this processor is faster so in their format.
+    """Let `kernels` compute the linear maps of a model in-place, if this processor is faster so in some number format.
 
     Modules of this package do it by themselves. With an accelerator nothing is changed: `nn.DataParallel` would run
     the `forward` of the original module in each of its replicas.
@@ -31,10 +32,14 @@ def use_fast_products(model: nn.Module) -> None:
     own = [module for module in model.modules() if isinstance(module, (LinformerPreTrainedModel, LinformerAttention))]
     inside = {part for module in own for part in module.modules()}
     for module in model.modules():
-        if type(module) is not nn.Linear or "forward" in vars(module) or module in inside:
-            continue
-        if Processor.here().speeds_up_linear(module.weight.dtype):
+        if type(module) is nn.Linear and "forward" not in vars(module) and module not in inside and _fast_formats():
             vars(module)["forward"] = _FastLinear(module).forward
+
+
+def _fast_formats() -> set[torch.dtype]:
+    """The number formats in which `kernels` may be faster than torch on this processor."""
+    formats = (torch.float32, torch.bfloat16, torch.float16)
+    return {dtype for dtype in formats if Processor.here().speeds_up_linear(dtype)}
 
 
 class _FastLinear:
@@ -46,6 +51,7 @@ class _FastLinear:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
+        self._formats = _fast_formats()
 
     def __reduce__(self) -> Any:
         return _FastLinear, (self._module(),)
@@ -55,4 +61,6 @@ class _FastLinear:
         module: Any = self._module()
         if type(module).forward is not _FORWARD:
             return type(module).forward(module, input)
+        if input.dtype not in self._formats:  # to choose takes longer than a small product
+            return F.linear(input, module.weight, module.bias)
         return choose(input).linear(input, module.weight, module.bias)

@@ -26,6 +26,7 @@ from linformer_kit.linearized.internals import (
     sdpa_mask,
 )
 from linformer_kit.linearized.layers import check_weights
+from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.conditions import has_values, is_exporting
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.neighbours import Neighbours, as_bias, block_count, block_size, tokens_before
@@ -77,7 +78,9 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     if torch.jit.is_tracing() or not _has_window(arguments):
         return sdpa_mask(**arguments)
     length, size, device = arguments["q_length"], arguments["local_size"], arguments["device"]
-    is_causal = arguments.get("allow_is_causal_skip", True)  # so transformers calls a causal window and nothing besides
+    is_causal = arguments.get(
+        "allow_is_causal_skip", False
+    )  # so transformers calls a causal window and nothing besides
     window = size if is_causal else 2 * size + 1
     rows, seen = block_size(length, 0, window)
     if not is_exporting() and length < _WORTH * seen:
@@ -162,8 +165,9 @@ def window_attention(
 
 def use_exact_windows(model: PreTrainedModel) -> bool:
     """Switch a model from `sdpa` to exact windows, if it has layers with a window; whether it was switched."""
-    has_windows = any(isinstance(getattr(module, "sliding_window", None), int) for module in model.modules())
-    if not has_windows or attention_implementation(model) != "sdpa":
+    windows = [getattr(module, "sliding_window", None) for module in model.modules()]
+    has_windows = any(isinstance(window, int) and window > 0 for window in windows)
+    if isinstance(model, LinearModel) or not has_windows or attention_implementation(model) != "sdpa":
         return False
     model.set_attn_implementation(IMPLEMENTATION)
     return True

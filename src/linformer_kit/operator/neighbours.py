@@ -110,9 +110,10 @@ class Blocks(NamedTuple):
         """
         (batch, _, length, _), device, slots = query.shape, query.device, key.shape[2]
         rows, columns = block_size(length, slots, neighbours.window)
-        if neighbours.bias is not None:
-            rows, columns = neighbours.bias.shape[2], slots + neighbours.bias.shape[3]
         count = block_count(length, rows)
+        if neighbours.bias is not None:  # may be made in eager mode for a layer that is compiled
+            _, count, rows, seen = neighbours.bias.shape
+            columns = slots + seen
         starts = torch.arange(count, device=device)[:, None] * rows
         row = starts + torch.arange(rows, device=device) + neighbours.first
         start, seen = neighbours.first - neighbours.before, columns - slots

@@ -116,6 +116,8 @@ def _load_pair(settings: DistillSettings) -> Pair:
     Raises:
         InputError: for a teacher that cannot be linearised.
     """
+    if settings.layers == []:
+        raise InputError("layers: expected one or more to distil, got none")
     set_seed(settings.seed)
     teacher, tokenizer, *_ = load_model(settings.model, None, "a pretrained encoder")
     kinds = (*_OF_TOKENS, _OF_TEXTS)

@@ -31,6 +31,14 @@ class Weighted(MatrixProjection):
         return matrix, 2 * matrix
 
 
+class Same(MatrixProjection):
+    """Says that E = F, and has two matrices."""
+
+    def matrices(self, source, lengths, slots):
+        matrix = torch.ones(slots, N)
+        return matrix, 2 * matrix
+
+
 class Products(WindowProjection):
     """Products of the tokens in each window."""
 
@@ -75,7 +83,16 @@ def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
     projection = Weighted(N, K, num_heads=HEADS)
     projection.weights = nn.Parameter(torch.randn(HEADS, K, N))  # by head, which only sharing `none` allows
     layer, x = LinformerAttention(EMBED, HEADS, projection=projection), torch.randn(2, N, EMBED)
-    with pytest.raises(InputError, match=re.escape(f"matrices: expected ['slots', {N}], got [{HEADS}, {K}, {N}]")):
+    with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K}, {N}], got [{HEADS}, {K}, {N}]")):
+        layer(x, x, x)
+    other = torch.randn(K, N)
+    monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots: (other, other))
+    layer.projected_dim = K - 1
+    with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K - 1}, {N}], got [{K}, {N}]")):
+        layer(x, x, x)
+    layer.projected_dim = None
+    layer.projection = Same(N, K, num_heads=HEADS)
+    with pytest.raises(InputError, match=r"^matrices: expected E twice from Same, whose E = F, got two matrices$"):
         layer(x, x, x)
     layer.projection = Products(N, K, num_heads=HEADS)
     monkeypatch.setattr(Products, "reduce", lambda self, windows, tokens, are_values: tokens)

@@ -60,6 +60,8 @@ class MatrixProjection(SequenceProjection):
         seq_len = key.shape[2]
         self._check_length(seq_len, kernels)
         matrices = self.matrices(merge_heads(key) if source is None else source, lengths, slots)
+        if self.tied and matrices[0] is not matrices[1]:
+            raise InputError(f"matrices: expected E twice from {type(self).__name__}, whose E = F, got two matrices")
         if kernels.exporting:  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
             key_matrix, value_matrix = (matrix.index_select(-1, columns) for matrix in matrices)
@@ -70,8 +72,8 @@ class MatrixProjection(SequenceProjection):
             matrix = value_matrix if are_values else key_matrix
             batch, heads = tokens.shape[:2]
             axes = () if self.shared_by_heads else (heads,)
-            if matrix.shape[:-2] not in (axes, (batch, *axes)):
-                raise InputError(f"matrices: expected {[*axes, 'slots', seq_len]}, got {list(matrix.shape)}")
+            if matrix.shape[:-2] not in (axes, (batch, *axes)) or matrix.shape[-2] != slots:
+                raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
             if axes:
                 return kernels.widened(torch.matmul, matrix, tokens)
             if heads == 1:  # not mapped yet
