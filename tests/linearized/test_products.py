@@ -23,7 +23,7 @@ from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized import products
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import fast
-from tests.conftest import save_tokenizer
+from tests.conftest import save_tokenizer, slow_but
 from tests.families import FAMILIES, build, example
 from tests.linearized.test_windows import modernbert
 from tests.operator.kernels.inputs import prefer_onednn
@@ -227,7 +227,7 @@ def test_a_model_is_freed_with_its_last_reference():
 
 @pytest.mark.e2e
 @pytest.mark.unchecked
-@pytest.mark.parametrize("kind", OPTIMIZED)
+@pytest.mark.parametrize("kind", slow_but(["stock"], OPTIMIZED))
 def test_compiled_without_breaks_exported_and_traced(kind):
     theirs, ours = pair("bert", kind)
     inputs = example(theirs, 31)
