@@ -110,10 +110,11 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         return matrices
 
     def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
-        value = self.key_projection if self.value_projection is None else self.value_projection
-        if slots == self.projected_dim:
-            return self.key_projection, value
-        return self.key_projection[..., :slots, :], value[..., :slots, :]
+        key: Tensor = self.key_projection
+        value: Tensor | None = self.value_projection
+        if slots < self.projected_dim:
+            key, value = key[..., :slots, :], None if value is None else value[..., :slots, :]
+        return key, key if value is None else value
 
     def _resize(self, seq_len: int, mode: str) -> None:
         if mode == "interpolate":
