@@ -74,6 +74,12 @@ def test_an_own_projection_with_windows_computes_the_equation(length):
     torch.testing.assert_close(layer(x, x, x, padding)[0][~padding], expected[~padding], rtol=1e-12, atol=1e-12)
 
 
+def test_windows_need_a_longest_sequence(monkeypatch):
+    monkeypatch.setattr(Products, "bounded", False)
+    with pytest.raises(InputError, match=r"^seq_len: expected a positive integer, got None$"):
+        Products(None, K, num_heads=HEADS)
+
+
 def test_an_own_projection_without_resize_says_so():
     with pytest.raises(InputError, match=r"^projection: expected one with `_resize`, got Weighted$"):
         Weighted(N, K, num_heads=HEADS).resize(2 * N, "extend")

@@ -71,7 +71,8 @@ class SequenceProjection(nn.Module):
     ) -> None:
         super().__init__()
         is_length = is_integer(seq_len) and cast(int, seq_len) > 0
-        check_input(is_length or (seq_len is None and not self.bounded), "seq_len", "a positive integer", seq_len)
+        may_be_none = not (self.bounded or self.windowed)  # windows tile the longest sequence
+        check_input(is_length or (seq_len is None and may_be_none), "seq_len", "a positive integer", seq_len)
         check_choice("sharing", sharing, get_args(Sharing))
         self.check_shorter_input(shorter_input)
         self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
