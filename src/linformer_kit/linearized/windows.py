@@ -78,9 +78,8 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     if torch.jit.is_tracing() or not _has_window(arguments):
         return sdpa_mask(**arguments)
     length, size, device = arguments["q_length"], arguments["local_size"], arguments["device"]
-    is_causal = arguments.get(
-        "allow_is_causal_skip", False
-    )  # so transformers calls a causal window and nothing besides
+    # So transformers calls a causal window and nothing besides.
+    is_causal = arguments.get("allow_is_causal_skip", False)
     window = size if is_causal else 2 * size + 1
     rows, seen = block_size(length, 0, window)
     if not is_exporting() and length < _WORTH * seen:
