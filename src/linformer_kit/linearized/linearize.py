@@ -199,7 +199,7 @@ def linearize_encoder(
 
 def text_encoder(model: Any) -> PreTrainedModel:
     """The encoder of texts that a `SentenceTransformer` starts with."""
-    library = sys.modules.get("sentence_transformers")  # whoever has one of its models has imported it
+    library = sys.modules.get("sentence_transformers")  # imported, if there is one of its models
     if library is None or not isinstance(model, library.SentenceTransformer):
         raise InputError(f"model: expected one of transformers, or a SentenceTransformer, got {type(model).__name__}")
     from sentence_transformers.sentence_transformer.modules import Transformer

@@ -27,12 +27,12 @@ def use_fast_products(model: nn.Module) -> None:
     Modules of this package do it by themselves. With an accelerator nothing is changed: `nn.DataParallel` would run
     the `forward` of the original module in each of its replicas.
     """
-    if torch.accelerator.is_available():
+    if torch.accelerator.is_available() or not _fast_formats():
         return
     own = [module for module in model.modules() if isinstance(module, (LinformerPreTrainedModel, LinformerAttention))]
     inside = {part for module in own for part in module.modules()}
     for module in model.modules():
-        if type(module) is nn.Linear and "forward" not in vars(module) and module not in inside and _fast_formats():
+        if type(module) is nn.Linear and "forward" not in vars(module) and module not in inside:
             vars(module)["forward"] = _FastLinear(module).forward
 
 

@@ -56,18 +56,18 @@ class FastKernels(Kernels):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        here, formats = Processor.here(), {torch.bfloat16, torch.float16}
+        here, on_cpu = Processor.here(), device == "cpu"
+        has_onednn = on_cpu and bool(torch.backends.mkldnn.enabled)
         autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
-        on_cpu, has_onednn = device == "cpu", bool(torch.backends.mkldnn.enabled)
-        by_products = on_cpu and has_onednn and here.attends_by_products
         self.device = device
         self.autocast = torch.get_autocast_dtype(device) if autocast else None
         self.calls_modules = has_global_hooks()
-        self.attends_by_products = by_products
-        # Formats of what is computed in float32, and of large products through oneDNN.
-        self.wide = {each for each in formats if not here.has_instructions(each)} if on_cpu and not autocast else {*()}
-        has_onednn = on_cpu and has_onednn and not autocast
-        self.onednn = {each for each in (torch.float32, torch.bfloat16) if has_onednn and here.prefers_onednn(each)}
+        self.attends_by_products = has_onednn and here.attends_by_products
+        # Formats of what is computed in float32, and of large products through oneDNN; none in mixed precision.
+        halves, products = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
+        is_pure = on_cpu and not autocast
+        self.wide = {each for each in halves if is_pure and not here.has_instructions(each)}
+        self.onednn = {each for each in products if is_pure and has_onednn and here.prefers_onednn(each)}
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
         """X·Wᵀ + 1·b, or its exact GELU."""
