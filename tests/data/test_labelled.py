@@ -201,17 +201,24 @@ def test_there_must_be_something_to_tell_apart(values, message):
         labels_of(examples(*values), "label")
 
 
-def test_an_unknown_class_names_those_that_are_known():
-    with pytest.raises(InputError, match=r"^t line 9: 'label' is '2'; expected one of 'no', 'yes'$"):
-        Labels(("no", "yes")).number("2", source="t line 9", column="label")
-    many = Labels(tuple(f"c{number}" for number in range(11)))
-    with pytest.raises(InputError, match=r"'c9', …$"):
-        many.number("0", source="t line 9", column="label")
-
-
-def test_classes_of_a_model_are_compared_as_those_of_a_file():
-    labels = Labels(("cafe\u0301", "1.0"))
-    assert [labels.number(name, source="t", column="label") for name in ("caf\u00e9", "cafe\u0301", "1")] == [0, 0, 1]
+@pytest.mark.parametrize(
+    ("names", "value", "found"),
+    [
+        (("no", "yes"), "2", "t line 2: 'label' is '2'; expected one of 'no', 'yes'"),
+        ([f"c{number}" for number in range(11)], "0", "'c9', …"),
+        (("cafe\u0301", "1.0"), "caf\u00e9", 0),
+        (("cafe\u0301", "1.0"), "cafe\u0301", 0),
+        (("cafe\u0301", "1.0"), "1", 1),
+    ],
+)
+def test_classes_of_a_model_are_compared_as_those_of_a_file(names, value, found):
+    """An unknown one names those that are known."""
+    labels, (example,) = Labels(tuple(names)), examples(value)
+    if isinstance(found, int):
+        assert labels.target(example, column="label") == found
+        return
+    with pytest.raises(InputError, match=f"{re.escape(found)}$"):
+        labels.target(example, column="label")
 
 
 def test_joined_classes_and_empty_texts_give_a_warning(tmp_path, caplog):

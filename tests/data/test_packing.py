@@ -1,15 +1,18 @@
-"""Blocks of equal length."""
+"""Blocks of equal length; masks: their rates, and that they depend only on the seed, the epoch and the block."""
 
 from __future__ import annotations
 
+import copy
 import re
 
 import datasets
+import numpy as np
 import pytest
+import torch
 
 from linformer_cli.errors import InputError
 from linformer_kit.data import packing
-from linformer_kit.data.packing import pack
+from linformer_kit.data.packing import BlockMasker, MaskedBlocks, pack, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SEQ_LEN = 13
@@ -58,3 +61,109 @@ def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
         pack(documents, tokenizer, seq_len=7, cache=tmp_path, key="k", description="notes.txt")
     assert list(tmp_path.iterdir()) == []
     assert len(pack(documents, tokenizer, seq_len=6, cache=tmp_path, key="k", description="notes.txt")) == 1
+
+
+# Masks -----------------------------------------------------------------------------------------------------------------
+
+LENGTH = 100_003
+
+
+@pytest.fixture
+def masked(tokenizer):
+    """Ids, and what a masker makes of them, with the masks' settings."""
+
+    def mask(length=LENGTH, *, seed=3, epoch=5, index=7, probability=0.15):
+        original = np.random.default_rng(0).integers(len(tokenizer), size=length).astype(np.int32)
+        before = original.copy()
+        masks = BlockMasker(tokenizer, seed=seed, probability=probability)
+        block = masks(original, epoch=epoch, index=index)
+        assert (original == before).all()
+        return original, block["input_ids"].numpy(), block["labels"].numpy()
+
+    return mask
+
+
+def within_bounds(count, total, rate):
+    """Five standard deviations of a binomial: fails once in two million seeds."""
+    return abs(count - total * rate) < 5 * (total * rate * (1 - rate)) ** 0.5
+
+
+def test_a_tokenizer_without_a_mask_token(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = None
+    with pytest.raises(InputError, match=r"^tokenizer: expected one with a mask token, got none$"):
+        BlockMasker(tokenizer, seed=0, probability=0.15)
+
+
+def test_an_added_token_replaces_none(tokenizer):
+    """It may have no embedding in the model."""
+    tokenizer = copy.deepcopy(tokenizer)
+    size = len(tokenizer)
+    tokenizer.add_tokens([f"<added {number}>" for number in range(3 * size)])
+    masker = BlockMasker(tokenizer, seed=0, probability=1.0)
+    ids = masker(np.full(10_000, size - 1), epoch=0, index=0)["input_ids"]
+    assert ids.max() < size and len(ids.unique()) > 10
+
+
+def test_rates_are_those_of_bert(tokenizer, masked):
+    original, ids, labels = masked()
+    selected = labels != -100
+    hidden, kept = selected & (ids == tokenizer.mask_token_id), selected & (ids == original)
+    replaced = selected & ~hidden & ~kept
+    words = len(tokenizer) - len(tokenizer.all_special_ids)
+    count = selected.sum()
+    assert within_bounds(count, (original >= 5).sum(), 0.15)
+    assert within_bounds(hidden.sum(), count, 0.8)
+    assert within_bounds(replaced.sum(), count, 0.1 * (1 - 1 / words))  # a random token may be the one that was there
+    assert len(np.unique(ids[replaced])) > 0.9 * words
+
+
+def test_labels_are_the_originals_where_selected_and_nothing_else_changes(tokenizer, masked):
+    original, ids, labels = masked(probability=1.0)
+    special = np.isin(original, tokenizer.all_special_ids)
+    assert special.any() and ((labels == -100) == special).all()
+    assert (labels[~special] == original[~special]).all() and (ids[special] == original[special]).all()
+    assert not np.isin(ids[~special], [0, 1, 2, 3]).any() and ids.dtype == labels.dtype == np.int64
+
+
+def test_equal_keys_give_equal_masks_and_others_do_not(masked):
+    first = masked(487)
+    assert all((one == two).all() for one, two in zip(first, masked(487), strict=True))
+    others = [{"seed": 4}, {"epoch": 6}, {"index": 8}, {"seed": 5, "epoch": 3}, {"epoch": 7, "index": 5}]
+    assert all((masked(487, **changed)[2] != first[2]).any() for changed in others)
+
+
+@pytest.fixture
+def blocks(tokenizer):
+    rows = np.random.default_rng(0).integers(5, 281, size=(23, 47)).astype(np.int32)
+    masks = BlockMasker(tokenizer, seed=3, probability=0.3)
+    return MaskedBlocks(datasets.Dataset.from_dict({"input_ids": rows}), masks)
+
+
+def test_masked_blocks_are_indexed_by_epoch_and_index(blocks):
+    item = blocks[17]
+    assert {name: (value.dtype, value.shape) for name, value in item.items()} == {
+        "input_ids": (torch.int64, (47,)),
+        "labels": (torch.int64, (47,)),
+    }
+    assert torch.equal(item["labels"], blocks[(0, 17)]["labels"])
+    assert not torch.equal(item["labels"], blocks[(1, 17)]["labels"])
+    assert len(blocks) == len(list(blocks)) == 23
+
+
+def test_each_block_once_in_an_order_of_seed_and_epoch():
+    def order(seed, epoch):
+        return shuffled_blocks(101, seed=seed, epoch=epoch)
+
+    assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
+    assert order(3, 5) == order(3, 5)
+    assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4
+
+
+def test_processes_have_equally_many_blocks_and_none_twice(blocks):
+    """Fillers of the last batch have no labels."""
+    keys = shuffled_blocks(5, seed=3, epoch=2, multiple=4)
+    assert len(keys) == 8 and keys[5:] == [(2, None)] * 3 and keys[:5] == shuffled_blocks(5, seed=3, epoch=2)
+    assert len(shuffled_blocks(8, seed=3, epoch=2, multiple=4)) == 8
+    filler = blocks[2, None]
+    assert (filler["labels"] == -100).all() and torch.equal(filler["input_ids"], blocks[2, 0]["input_ids"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.packing import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, passage_keys, split_sentences
 from linformer_kit.data.tokenizer import Encoder, train_tokenizer
 

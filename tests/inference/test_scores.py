@@ -17,9 +17,11 @@ ANSWERS = s.answers_of(np.log(CHANCES), multi_label=False)
 
 
 def test_metrics_of_one_class():
-    found = s.scores(ANSWERS, TARGETS, ("accuracy", "macro_f1", "micro_f1"), 3)
+    found = s.scores(np.log(CHANCES), ANSWERS, TARGETS, ("accuracy", "macro_f1", "micro_f1"))
     first, second = 2 * 3 / (3 + 4), 2 * 2 / (3 + 3)
-    assert found == pytest.approx({"accuracy": 5 / 7, "macro_f1": (first + second + 0) / 3, "micro_f1": 5 / 7})
+    loss = -(5 * np.log(0.8) + 2 * np.log(0.1)) / 7
+    expected = {"accuracy": 5 / 7, "macro_f1": (first + second + 0) / 3, "micro_f1": 5 / 7, "loss": loss}
+    assert found == pytest.approx(expected)
 
 
 def test_each_class_and_each_pair():
@@ -34,7 +36,8 @@ def test_several_classes():
     targets = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     probabilities = np.array([[0.9, 0.1], [0.8, 0.3], [0.2, 0.6]])
     answers = s.answers_of(logit(probabilities), multi_label=True)
-    found = s.scores(answers, targets, ("micro_f1", "macro_f1", "accuracy"), 2)
+    found = s.scores(logit(probabilities), answers, targets, ("micro_f1", "macro_f1", "accuracy"))
+    assert found.pop("loss") > 0
     assert found == pytest.approx({"micro_f1": 2 * 2 / (3 + 3), "macro_f1": (1 + 0) / 2, "accuracy": 1 / 3})
     assert s.losses(logit(probabilities), targets)[0] == pytest.approx(-np.log(0.9))
     assert s.answers_of(logit(probabilities), multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]

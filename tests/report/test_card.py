@@ -9,7 +9,7 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
 from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForQuestionAnswering, LinformerModel, linearize
-from linformer_kit.files.manifest import damage, listed
+from linformer_kit.files.manifest import damage, listed_files
 from tests.conftest import SIZES, write_teacher
 
 BERT = {name: size for name, size in SIZES.items() if name != "projected_dim"}
@@ -45,7 +45,7 @@ def test_commands_write_it_and_the_manifest_lists_it(tmp_path):
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
     main(["linearize", str(teacher), str(tmp_path / "out"), "--projected_dim", "3"])
     assert re.search(r"^# LinearRobertaForMaskedLM$", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
-    assert "README.md" in listed(tmp_path / "out") and damage(tmp_path / "out") is None
+    assert tmp_path / "out" / "README.md" in listed_files(tmp_path / "out") and damage(tmp_path / "out") is None
 
 
 def test_one_that_is_there_stays(tmp_path):

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from linformer_cli.settings.commands import OneModelTrainingSettings
 from linformer_kit import LinformerForMaskedLM
-from linformer_kit.data.masking import BlockMasker, MaskedBlocks
+from linformer_kit.data.packing import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
 from linformer_kit.training.pretrain import MaskedLanguageModel

@@ -10,11 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from linformer_kit import InputError
-from linformer_kit.data.masking import shuffled_blocks
-from linformer_kit.training import batches as training_batches
-from linformer_kit.training.batches import Batches
+from linformer_kit.data.packing import shuffled_blocks
 from linformer_kit.training.state import Position
-from linformer_kit.training.task import Task
+from linformer_kit.training.task import Batches, Task
 from tests.training.conftest import TRAIN, small_settings
 
 FILLER = -1
@@ -54,7 +52,7 @@ def process(monkeypatch):
 
     def become(rank: int, count: int) -> None:
         state = SimpleNamespace(process_index=rank, num_processes=count, device=torch.device("cpu"))
-        monkeypatch.setattr(training_batches, "PartialState", lambda: state)
+        monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda: state)
 
     return become
 

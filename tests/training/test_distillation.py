@@ -14,8 +14,8 @@ from linformer_kit.training.distillation_task import (
     answer_loss,
     answers,
     kind_of,
-    learning_rate_share,
     relative_error,
+    two_schedules,
 )
 from tests.families import FAMILIES, build, example
 
@@ -32,12 +32,12 @@ def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
 
 
 def test_each_part_has_a_warm_up_and_falls_to_zero():
-    shares = [learning_rate_share(update, layerwise=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
+    shares = list(map(two_schedules(8, updates=20, warmup=3, joint=0.5), range(21)))
     assert shares[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and shares[7] == pytest.approx(0.2)
     assert shares[8:12] == pytest.approx([0.125, 0.25, 0.375, 0.5]) and shares[19] == pytest.approx(0.5 / 9)
     assert shares[20] == 0
     assert max(shares[:8]) == 1 and max(shares[8:]) == 0.5
-    whole = [learning_rate_share(update, layerwise=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
+    whole = list(map(two_schedules(0, updates=4, warmup=9, joint=1.0), range(4)))
     assert whole == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])  # a warm-up of half of it at most
 
 

@@ -15,7 +15,7 @@ import torch
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files import folders
-from linformer_kit.training import batches, loop
+from linformer_kit.training import loop
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import seed_generators
 from linformer_kit.training.task import Task
@@ -136,7 +136,7 @@ def test_the_best_is_kept_and_loaded(masked, run, tmp_path, metric, values, best
     lists = {"loss": values} if metric == "loss" else {"accuracy": values, "loss": [1.0] * 4}
     fields = {"metric": metric, "evaluate_every": 1, "save_every": 1, "updates": 4, "save_total_limit": 1}
     training = run(task=told(masked(), **lists), **fields)
-    assert training.result_update == best and checkpoints(tmp_path / "run") == sorted({best, 4})
+    assert training.plan.result_update(training.state) == best and checkpoints(tmp_path / "run") == sorted({best, 4})
     saved = LinformerForMaskedLM.from_pretrained(tmp_path / "run" / f"checkpoint-{best}")
     last = LinformerForMaskedLM.from_pretrained(tmp_path / "run" / "checkpoint-4")
     assert same_parameters(training.task.model, saved) and same_parameters(saved, last) == (best == 4)
@@ -147,7 +147,7 @@ def test_patience_ends_a_training(masked, run, tmp_path):
     fields = {"metric": "loss", "evaluate_every": 2, "save_every": 2, "updates": 20, "patience": 2}
     values = [3.0, 1.0, 2.0, 1.5, *[9.0] * 6]
     whole = run(task=told(masked(), loss=values), **fields)
-    assert whole.state.update == 8 and whole.result_update == 4
+    assert whole.state.update == 8 and whole.plan.result_update(whole.state) == 4
     # A training that is resumed counts on.
     resumed = run(task=told(masked(), loss=values[3:]), **fields, checkpoint=tmp_path / "run" / "checkpoint-6")
     assert resumed.state.update == 8 and same_parameters(resumed.task.model, whole.task.model)
@@ -195,7 +195,7 @@ def test_each_validation_item_counts_once(build, monkeypatch, count, processes, 
     monkeypatch.setattr(loop, "gather_object", lambda part: (parts.append(part[0]), part)[1])
     for rank in range(processes):
         state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
-        monkeypatch.setattr(batches, "PartialState", lambda state=state: state)
+        monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda state=state: state)
         training.measure()
     assert len({len(part) for part in parts}) == 1, "models in pieces need them"
     monkeypatch.setattr(loop, "gather_object", lambda _: parts)

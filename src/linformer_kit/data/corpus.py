@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import CachedTextSettings, CorpusSettings
-from linformer_kit.data.files import TextFiles, cache_folder, cached_dataset, content_hash, text_files
+from linformer_kit.data.files import cache_folder, cached_dataset, content_hash, text_files
 from linformer_kit.data.read import check_columns, load_hub, read_documents, text_groups
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
@@ -35,15 +35,13 @@ class Corpus:
 def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
     """Find, check, read and split the text of a corpus; files are read once, into a cache.
 
-    Args:
-        settings: Source of the text and document rule.
-        seed: Seed of the validation split.
+    `seed` decides which texts are held out, where the settings name no validation texts.
 
     Raises:
         InputError: The settings contradict each other, or the text is missing or not readable.
     """
     validation: Dataset | None = None
-    source: Any
+    source: list[Any]
     if isinstance(settings, CorpusSettings) and (settings.dataset_name or settings.dataset_config_name):
         if settings.train_file or not settings.dataset_name:
             raise InputError(
@@ -54,12 +52,10 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
     else:
         name, train, fingerprint = _of_files(settings, "train_file")
         source = [fingerprint]
-    choice: Any
+    choice: Any = "validation split"
     if settings.validation_file:
         _, validation, choice = _of_files(settings, "validation_file")
-    elif validation is not None:
-        choice = "validation split"
-    else:
+    elif validation is None:
         choice = [settings.validation_fraction, seed]
         texts = tqdm(texts_of(train), total=len(train), desc="Splitting", unit=" documents", delay=2)
         advice = ", or smaller documents by --document line"
@@ -138,11 +134,10 @@ def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, s
     files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)
     fingerprint = files.fingerprint()
     path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
-    return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint
 
+    def batches() -> Iterator[pyarrow.RecordBatch]:
+        documents = read_documents(files.paths, document=files.document, column=files.column)
+        for batch in text_groups(tqdm(documents, desc="Reading", unit=" documents", delay=2), count=_BATCH_SIZE):
+            yield pyarrow.record_batch({"text": batch}, _SCHEMA)
 
-def _batches(files: TextFiles) -> Iterator[pyarrow.RecordBatch]:
-    """All documents of files, in batches."""
-    documents = read_documents(files.paths, document=files.document, column=files.column)
-    for batch in text_groups(tqdm(documents, desc="Reading", unit=" documents", delay=2), count=_BATCH_SIZE):
-        yield pyarrow.record_batch({"text": batch}, _SCHEMA)
+    return files.name, _not_empty(cached_dataset(path, _SCHEMA, batches), files.name), fingerprint

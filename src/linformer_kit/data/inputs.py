@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.labelled import Columns, Example, Labels
-from linformer_kit.data.masking import FILLER
+from linformer_kit.data.packing import FILLER
 from linformer_kit.data.tokenizer import Encoder
 
 logger = logging.getLogger(__name__)
@@ -78,13 +78,7 @@ def grouped_by_length(
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, name: str
 ) -> LabelledItems:
-    """Tokenise labelled texts, each into one window, and log how many are truncated.
-
-    Args:
-        examples, labels: The texts, and their classes.
-        columns, name: For messages.
-        encoder: Tokenises and truncates.
-    """
+    """Tokenise labelled texts, each into one window, and log how many are truncated, with the `name` of the texts."""
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
     truncated = {"texts": 0, "tokens": 0, "of_tokens": 0}

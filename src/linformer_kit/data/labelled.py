@@ -78,12 +78,6 @@ class Labels:
     def _numbers(self) -> dict[str, int]:
         return {_canonical(name): number for number, name in enumerate(self.names)}
 
-    def number(self, value: str, *, source: str, column: str) -> int:
-        """The index of a class that is given as in a file; an `InputError` if it is unknown."""
-        if (number := self._numbers.get(_canonical(value))) is not None:
-            return number
-        raise InputError(f"{source}: {column!r} is {value!r}; expected one of {listed_classes(self.names)}")
-
     def target(self, example: Example, *, column: str) -> int | list[float]:
         """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.
 
@@ -92,7 +86,10 @@ class Labels:
         """
         if example.multi_label and not self.multi_label:
             raise InputError(f"{example.source}: {column!r} is a list; expected one class")
-        numbers = [self.number(value, source=example.source, column=column) for value in example.values]
+        numbers = [self._numbers.get(_canonical(value), -1) for value in example.values]
+        if -1 in numbers:
+            value, classes = example.values[numbers.index(-1)], listed_classes(self.names)
+            raise InputError(f"{example.source}: {column!r} is {value!r}; expected one of {classes}")
         return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
 
 
@@ -209,8 +206,7 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
         InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
             there is only one class.
     """
-    _check_source(settings, "train_file")
-    columns = columns_of(settings, Columns("text"))
+    columns = _columns(settings, "train_file", Columns("text"))
     train = _read(settings, columns, "train")
     labels = labels_of(train, columns.label)
     validation = _read(settings, columns, "validation", optional=True)
@@ -238,26 +234,27 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
 
 
 def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], Columns]:
-    """The labelled texts to evaluate a classifier on, and their columns.
-
-    Args:
-        settings: Source of the texts.
-        defaults: Columns that the settings do not name.
+    """The labelled texts to evaluate a classifier on, and their columns: `defaults` where no setting names one.
 
     Raises:
         InputError: as for `load_labelled`.
     """
-    _check_source(settings, "validation_file")
-    columns = columns_of(settings, defaults)
+    columns = _columns(settings, "validation_file", defaults)
     return sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0), columns
 
 
-def columns_of(settings: LabelledSettings, defaults: Columns) -> Columns:
+def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:
     """Columns of texts and classes: those of the settings, else of the defaults.
 
-    Raises:
-        InputError: for a column that is named twice.
+    Raises an error unless the settings name exactly one source of texts, which is `field` or a data set of the hub,
+    nothing that only the other one has, and no column twice.
     """
+    files = getattr(settings, field)
+    if bool(files) == bool(settings.dataset_name):
+        raise InputError(f"expected one of {field} and dataset_name, got {'both' if files else 'none'}")
+    for name in ("split", "dataset_config_name") if files else ("validation_file",):
+        if value := getattr(settings, name, None):
+            raise InputError(f"{name}: expected none with {field if files else 'dataset_name'}, got {value}")
     given = {name: getattr(settings, f"{name}_column") for name in ("text", "text_pair", "label")}
     columns = replace(defaults, **{name: column for name, column in given.items() if column is not None})
     used = list(columns.names().values())
@@ -302,13 +299,3 @@ def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: 
     ]:
         logger.warning(f"{side}: {len(empty):,} of {len(examples):,} texts are empty; the first: {empty[0]}")
     return examples
-
-
-def _check_source(settings: LabelledSettings, field: str) -> None:
-    """Raise an error unless the settings name exactly one source of texts, and nothing that another source has."""
-    files = getattr(settings, field)
-    if bool(files) == bool(settings.dataset_name):
-        raise InputError(f"expected one of {field} and dataset_name, got {'both' if files else 'none'}")
-    for name in ("split", "dataset_config_name") if files else ("validation_file",):
-        if value := getattr(settings, name, None):
-            raise InputError(f"{name}: expected none with {field if files else 'dataset_name'}, got {value}")

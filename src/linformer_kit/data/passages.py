@@ -19,7 +19,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
 from linformer_kit.data.corpus import load_corpus, split, texts_of
 from linformer_kit.data.files import content_hash, find_files
-from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.packing import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Encoder, Window
 
@@ -102,11 +102,6 @@ class Texts(TorchDataset):
     """Each text, or pair of texts, as one input, truncated to the maximum length.
 
     Indexed by `(epoch, index, tokens)`, as `passage_keys` gives them; `epoch` only decides masks.
-
-    Args:
-        texts: The texts.
-        encoder: Tokenises texts into inputs of at most n tokens.
-        mask: Masks tokens.
     """
 
     def __init__(self, texts: Sequence[Any], encoder: Encoder, *, mask: BlockMasker | None = None) -> None:
@@ -130,10 +125,7 @@ class Texts(TorchDataset):
 class Passages(Texts):
     """Passages of documents, with at most the number of tokens in the key; whole sentences where at least one fits.
 
-    Args:
-        documents: Data set with a column `text`.
-        encoder, mask: As for `Texts`.
-        seed: Seed of the choice of sentences.
+    `documents` have a column `text`; `seed` is that of the choice of sentences.
     """
 
     def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:

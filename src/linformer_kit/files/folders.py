@@ -6,6 +6,7 @@ import datetime
 import itertools
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,9 @@ def new_folder(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
             break
-        except FileExistsError:
-            continue
     return folder
 
 
@@ -66,7 +65,8 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
         return
     ours = listed_files(folder)
     foreign = [name for name in _LOADED_BESIDE if os.path.lexists(folder / name) and folder / name not in ours]
-    unmarked = holds_run(folder) and not (folder / RUN_MARK).exists()
+    holds_run = checkpoints(folder) or any((folder / name).exists() for name in RUN_FILES)
+    unmarked = holds_run and not (folder / RUN_MARK).exists()
     if unmarked or (foreign and not resume):
         what = f"a model but no {RUN_MARK}" if unmarked else foreign[0]
         raise InputError(
@@ -85,11 +85,6 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
         _remove_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether the folder contains a run, or files of a model that a run would overwrite."""
-    return bool(checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
 
 
 def checkpoint_path(folder: Path, updates: int) -> Path:
@@ -123,8 +118,7 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, the newest first."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    named = [path for path in paths if CHECKPOINT.fullmatch(path.name)]
+    named = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
     return sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 

@@ -45,16 +45,11 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
     return None
 
 
-def listed(folder: Path) -> list[str]:
-    """Names of the files that the manifest of a folder lists; none without a valid one."""
-    with suppress(InputError):
-        return list(_entries(folder))
-    return []
-
-
 def listed_files(folder: Path) -> list[Path]:
-    """Existing files that the manifest of a folder lists, except below symbolic links."""
-    paths = [folder / name for name in listed(folder)]
+    """Existing files that the manifest of a folder lists, except below symbolic links; none without a valid one."""
+    paths: list[Path] = []
+    with suppress(InputError):
+        paths = [folder / name for name in _entries(folder)]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 

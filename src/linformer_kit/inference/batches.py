@@ -42,6 +42,7 @@ class TextModel(ABC):
     Attributes:
         prompt: What precedes each text.
         limit: Tokens at which texts are truncated.
+        truncated: Number of texts that were truncated so far.
     """
 
     prompt: str = ""
@@ -59,6 +60,7 @@ class TextModel(ABC):
         self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
         self._half, self._autocast = model.dtype != torch.float32, autocast
         self.truncate(max_length)
+        self.truncated = 0
         self._done: Sequence[np.ndarray] = ()
         self._after_batch: Callable[[list[np.ndarray], int], None] = lambda rows, windows: None
 
@@ -73,6 +75,7 @@ class TextModel(ABC):
     def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
         """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
         encoded = list(Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]))
+        self.truncated += sum(text.lost > 0 for text in encoded)
         return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
 
     def groups(

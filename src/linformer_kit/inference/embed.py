@@ -7,7 +7,6 @@ of few positions reads a long text whole. In both, a text of one piece has the v
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EmbedSettings
-from linformer_kit.data.read import Text, TextColumns, read_inputs
+from linformer_kit.data.read import Text, TextColumns
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.batches import in_groups
@@ -46,9 +45,7 @@ def main(settings: EmbedSettings) -> None:
     size, output = settings.chunk_tokens, Path(settings.out)
     pieces = output.with_name(f"{output.name}.pieces.jsonl")
     written = TextsAndOutput(settings, pieces)
-    column = TextColumns(settings.text_column or "text")
-    read = functools.partial(read_inputs, written.paths, column, document=settings.document)
-    total = written.count(read())
+    written.find_texts(TextColumns(settings.text_column or "text"), document=settings.document)
     embedder = _load(settings)
     identity = {
         "dtype": settings.dtype,  # before the fingerprint, which differs as well
@@ -62,7 +59,8 @@ def main(settings: EmbedSettings) -> None:
 
     def start() -> bytes:
         pieces.unlink(missing_ok=True)  # of an output that is overwritten
-        return _header(total if size is None else _write_pieces(pieces, embedder, read(), size), embedder.width)
+        count = written.total if size is None else _write_pieces(pieces, embedder, written.texts(), size)
+        return _header(count, embedder.width)
 
     def rows(group: list[Text], done: int) -> bytes:
         texts = [text for text, _ in group]
@@ -72,9 +70,9 @@ def main(settings: EmbedSettings) -> None:
             vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
         return (b"" if done else start()) + vectors.astype(_NUMBER).tobytes()
 
-    written.write(embedder, identity, read(), total, rows)
+    written.write(embedder, identity, rows)
     number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
-    print(f"{total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
+    print(f"{written.total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
     if embedder.truncated:
         longer = f"{embedder.truncated:,} texts of more than {embedder.limit:,} tokens were truncated"
         print(f"{longer}; --pieces reads whole texts", file=sys.stderr)
@@ -103,23 +101,14 @@ def _header(rows: int, width: int) -> bytes:
 
 
 class Tokens(NamedTuple):
-    """A tokenised text, not truncated.
+    """A tokenised text, not truncated."""
 
-    Attributes:
-        before: Special tokens and the prompt.
-        text: Tokens of the text itself.
-        after: Special tokens.
-        spans: First character of each token of the text itself, and the character after its last.
-        room: Tokens of the text itself in the longest input.
-        start: First token of the text itself that remains if it is truncated.
-    """
-
-    before: list[int]
-    text: list[int]
-    after: list[int]
-    spans: list[tuple[int, int]]
-    room: int
-    start: int
+    before: list[int]  # special tokens and the prompt
+    text: list[int]  # tokens of the text itself
+    after: list[int]  # special tokens
+    spans: list[tuple[int, int]]  # first character of each token of the text itself, and the character after its last
+    room: int  # tokens of the text itself in the longest input
+    start: int  # first token of the text itself that remains if it is truncated
 
     def window(self, start: int) -> Window:
         """The longest input with a part of the text itself, from a token on, and all other tokens."""

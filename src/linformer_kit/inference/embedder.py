@@ -39,7 +39,6 @@ class Embedder(TextModel):
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
         longest: Longest input of the encoder in tokens.
         width: Size of the embeddings.
-        truncated: Number of texts that were truncated so far.
     """
 
     def __init__(
@@ -60,13 +59,10 @@ class Embedder(TextModel):
         self.unpooled = int(features.get("prompt_length", 0))
         self.width = int(sentences.get_embedding_dimension() or 0)
         self.longest = longest_input(self.model) or self.limit
-        self.truncated = 0
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`."""
-        vectors, lost = self([(text, None) for text in texts])
-        self.truncated += int((lost > 0).sum())
-        return vectors
+        return self([(text, None) for text in texts])[0]
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.vectors(self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled}))

@@ -12,7 +12,7 @@ from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import environment
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.predict import Classifier, read_classifier
-from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
+from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
@@ -32,17 +32,16 @@ def main(settings: EvaluateSettings) -> None:
     groups = [classifier(group) for group in classifier.groups(texts, len(examples))]
     logits, lost = map(np.concatenate, zip(*groups, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
-    metrics = scores(answers, targets, labels.metrics, len(labels.names))
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": model_label(settings.model),
         "texts": {
             "count": len(examples),
             "labels": list(labels.names),
-            "cut": int((lost > 0).sum()),
+            "cut": classifier.truncated,
             "lost_tokens": int(lost.sum()),
         },
-        "metrics": {**metrics, "loss": float(losses(logits, targets).mean())},
+        "metrics": scores(logits, answers, targets, labels.metrics),
         **by_class(answers, targets, labels),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),

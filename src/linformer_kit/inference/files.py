@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ from linformer_cli.errors import InputError, Stopped, errors_named, input_errors
 from linformer_cli.outputs import check_how_to_start, check_new_files
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
-from linformer_kit.data.read import Text, is_table
+from linformer_kit.data.read import Text, TextColumns, is_table, read_inputs
 from linformer_kit.files.folders import check_made_from
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.stopping import stop_requests
@@ -39,7 +40,8 @@ class TextsAndOutput:
         extra_files: Other files that are written.
 
     Attributes:
-        paths: The files with the texts.
+        texts: A function that reads all texts, and
+        total: their number; both are there after `find_texts`.
 
     Raises:
         InputError: for files that do not exist or are empty, a column of files without columns, and an output that
@@ -65,28 +67,19 @@ class TextsAndOutput:
                 raise InputError(f"out: expected another file than that of the texts, got {written}")
         check_new_files(files, goes_on=self._goes_on)
 
-    def count(self, texts: Iterable[Text]) -> int:
-        """The number of texts, one or more. Unreadable files raise an error here, before a model is loaded."""
-        total = sum(1 for _ in texts)
-        if not total:
+    def find_texts(self, columns: TextColumns, **how: Any) -> None:
+        """Count the texts, one or more; options as for `read_inputs`. Unreadable files raise an error here."""
+        self.texts = functools.partial(read_inputs, self.paths, columns, **how)
+        self.total = sum(1 for _ in self.texts())
+        if not self.total:
             raise InputError(f"file: expected texts, got none in {' '.join(path.name for path in self.paths)}")
-        return total
 
-    def write(
-        self,
-        model: TextModel,
-        identity: dict[str, Any],
-        texts: Iterable[Text],
-        total: int,
-        rows: Callable[[list[Text], int], bytes],
-    ) -> None:
+    def write(self, model: TextModel, identity: dict[str, Any], rows: Callable[[list[Text], int], bytes]) -> None:
         """Write the output.
 
         Args:
             model: The model that `rows` runs.
             identity: All that the output depends on besides the files; a run to resume must have the same.
-            texts: All texts.
-            total: Number of texts.
             rows: Computes what is written for a group of texts; its second argument is the number of texts before them.
 
         Raises:
@@ -111,11 +104,12 @@ class TextsAndOutput:
                     self._save(file, done, batches)
                     saved = time.monotonic()
                     if signals:
-                        next_text = f"--resume goes on from text {min(finished + 1, total):,}"
-                        raise Stopped(f"stopped after {finished:,} of {total:,} texts; {next_text}", signal=signals[0])
+                        said = f"stopped after {finished:,} of {self.total:,} texts"
+                        next_text = f"--resume goes on from text {min(finished + 1, self.total):,}"
+                        raise Stopped(f"{said}; {next_text}", signal=signals[0])
 
-                left = itertools.islice(texts, done, None)
-                for group in model.groups(left, total, done, self._saved_batches(), save_in_time):
+                left = itertools.islice(self.texts(), done, None)
+                for group in model.groups(left, self.total, done, self._saved_batches(), save_in_time):
                     with errors_named(self._output):
                         file.write(rows(group, done))
                     done += len(group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import sys
@@ -18,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
-from linformer_kit.data.read import Text, TextColumns, read_inputs
+from linformer_kit.data.read import Text, TextColumns
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.inference.batches import TextModel
@@ -48,11 +47,10 @@ def main(settings: PredictSettings) -> None:
     columns = TextColumns(
         settings.text_column or trained.columns.text, settings.text_pair_column or trained.columns.text_pair
     )
-    read = functools.partial(read_inputs, output.paths, columns, document="line", keep_blank=True)
-    total = output.count(read())
-    classifier, texts = Classifier(settings, trained), read()
+    output.find_texts(columns, document="line", keep_blank=True)
+    classifier = Classifier(settings, trained)
     if settings.out is None:
-        for group in classifier.groups(texts, total):
+        for group in classifier.groups(output.texts(), output.total):
             sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
     else:
         identity = {
@@ -63,7 +61,7 @@ def main(settings: PredictSettings) -> None:
             "columns": dataclasses.asdict(columns),
             "threshold": settings.threshold,
         }
-        output.write(classifier, identity, texts, total, classifier.lines)
+        output.write(classifier, identity, classifier.lines)
     shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
     truncated = f"; {classifier.truncated:,} truncated" if classifier.truncated else ""
     print(f"{classifier.texts:,} texts: {shown}{truncated}", file=sys.stderr)
@@ -88,7 +86,6 @@ class Classifier(TextModel):
         labels: Its classes.
         texts: Number of texts that `lines` has classified so far.
         counts: Number of these texts by class.
-        truncated: Number of these texts that were truncated.
         dtype: The data type of matrix products.
     """
 
@@ -97,7 +94,7 @@ class Classifier(TextModel):
         self.labels, _, config = trained or read_classifier(settings.model)
         auto_class = AutoModelForSequenceClassification
         model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
-        self._threshold, self.texts, self.truncated = settings.threshold, 0, 0
+        self._threshold, self.texts = settings.threshold, 0
         self.counts = Counter(dict.fromkeys(self.labels.names, 0))
         autocast = fast_dtype(settings.dtype, device)
         if model.dtype != torch.float32:  # mixed precision is for weights in float32; others are converted, if asked
@@ -119,7 +116,6 @@ class Classifier(TextModel):
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             self.counts.update([label] if isinstance(label, str) else label)
         self.texts += len(lines)
-        self.truncated += int((lost_tokens > 0).sum())
         return "".join(lines).encode()
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:

@@ -32,23 +32,24 @@ def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> 
     return (logits >= logit(threshold)).astype(np.int64) if multi_label else logits.argmax(axis=1)
 
 
-def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
-    """Metrics by name, each between 0 and 1.
+def scores(logits: Logits, answers: Targets, targets: Targets, metrics: Sequence[str]) -> dict[str, float]:
+    """Metrics by name, each between 0 and 1, and the mean `loss` in nats.
 
     Args:
+        logits: The model's logits.
         answers: The predicted classes, as from `answers_of`.
         targets: The true classes, likewise.
         metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes), `micro_f1` (over all
             answers together).
-        classes: Number of classes.
     """
+    classes = range(logits.shape[1])
 
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        return f1_score(targets, answers, average=name.removesuffix("_f1"), labels=range(classes), zero_division=0.0)
+        return f1_score(targets, answers, average=name.removesuffix("_f1"), labels=classes, zero_division=0.0)
 
-    return {name: float(score(name)) for name in metrics}
+    return {name: float(score(name)) for name in metrics} | {"loss": float(losses(logits, targets).mean())}
 
 
 def by_class(answers: Targets, targets: Targets, labels: Labels) -> dict[str, Any]:

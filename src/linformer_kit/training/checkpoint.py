@@ -11,7 +11,6 @@ Sharded models are gathered before saving, so any number of processes, sharded o
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
-from linformer_kit.files.manifest import listed, listed_files, write_manifest
+from linformer_kit.files.manifest import listed_files, write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.card import CARD
@@ -98,9 +97,10 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         InputError: for the weights of another model.
     """
     weights: dict[str, Tensor] = {}
-    for name in sorted(name for name in listed(checkpoint) if fnmatch(name, "model*.safetensors")):
-        with input_errors(str(checkpoint / name)):
-            weights |= load_file(checkpoint / name)
+    for path in listed_files(checkpoint):
+        if path.match("model*.safetensors"):
+            with input_errors(str(path)):
+                weights |= load_file(path)
     places = model.state_dict(keep_vars=True)
     loaded = {id(places[name]) for name in weights.keys() & places.keys()}  # tied weights are saved once
     missing = [name for name, tensor in places.items() if id(tensor) not in loaded]
@@ -165,12 +165,11 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
         try:
             write()
         except Exception as error:
-            cause = error
-            failure = [(failure_kind(error), machine_failure(error) or error_text(error))]
+            cause, got = error, machine_failure(error) or error_text(error)
+            failure = [failure_kind(error)(f"{what}: {got}; {kept} as they were")]
     broadcast_object_list(failure)
     if failure[0] is not None:
-        kind, got = failure[0]
-        raise kind(f"{what}: {got}; {kept} as they were") from cause
+        raise failure[0] from cause
 
 
 def _whole(tensor: Tensor) -> Tensor:

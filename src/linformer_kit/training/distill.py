@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from linformer_kit.models.base import check_positions, longest_input, set_positi
 from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, learning_rate_share
+from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, two_schedules
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
@@ -45,9 +44,6 @@ def main(settings: DistillSettings) -> None:
 @callers_random_state()
 def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     """Linearise a pretrained encoder and distil the original into it.
-
-    Args:
-        settings: The encoder, the texts and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them, the student, its tokenizer and checkpoints.
@@ -156,12 +152,10 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
 
 
 def _plan(settings: DistillSettings, layerwise: int) -> Plan:
-    """The plan: warm-up and linear decay twice, first for layerwise training, then for joint training."""
     return Plan(
         updates=settings.max_steps,
-        schedule=functools.partial(
-            learning_rate_share,
-            layerwise=layerwise,
+        schedule=two_schedules(
+            layerwise,
             updates=settings.max_steps,
             warmup=settings.warmup_steps,
             joint=settings.joint_learning_rate_factor,
@@ -206,7 +200,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "piece_length": pair.piece_length,
         },
         layerwise_steps=settings.layerwise_steps,
-        curve={name: list(map(list, training.state.logged(f"eval_{name}").items())) for name in MEASURES},
+        curve={name: training.state.curve(f"eval_{name}") for name in MEASURES},
     )
 
 

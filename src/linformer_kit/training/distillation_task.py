@@ -5,7 +5,7 @@ Axes: batch, seq_len (n), embed, answers (rows), classes (words, labels).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.data.passages import passage_keys
-from linformer_kit.data.tokenizer import Window
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.state import learning_rate_schedule
@@ -108,20 +106,20 @@ def relative_error(
     return distance, spread
 
 
-def learning_rate_share(update: int, *, layerwise: int, updates: int, warmup: int, joint: float) -> float:
-    """The learning rate of an update as a fraction of the peak.
+def two_schedules(layerwise: int, *, updates: int, warmup: int, joint: float) -> Callable[[int], float]:
+    """Warm-up and linear decay twice, for layerwise and for joint training; as `learning_rate_schedule`.
 
     Args:
-        update: Number of the update, from 0.
         layerwise: Number of updates of layerwise training.
         updates: Total number of updates.
         warmup: Updates of linear warm-up of each part, at most half of the part.
         joint: Peak fraction in joint training.
     """
-    first, last, highest = (0, layerwise, 1.0) if update < layerwise else (layerwise, updates, joint)
-    count = last - first
-    share = learning_rate_schedule("linear", updates=count, warmup_steps=min(warmup, count // 2))
-    return highest * share(update - first)
+    first, second = (
+        learning_rate_schedule("linear", updates=count, warmup_steps=min(warmup, count // 2))
+        for count in (layerwise, updates - layerwise)
+    )
+    return lambda update: first(update) if update < layerwise else joint * second(update - layerwise)
 
 
 class Distillation(Task):
@@ -143,14 +141,11 @@ class Distillation(Task):
         tokenizer: PreTrainedTokenizerBase,
         *,
         teacher: PreTrainedModel,
-        train: Dataset,
-        validation: Sequence[Window],
         piece_length: int | None = None,
-        seed: int,
         layerwise_steps: int,
+        **data: Any,
     ) -> None:
-        collate = DataCollatorWithPadding(tokenizer)
-        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate, seed=seed)
+        super().__init__(model, tokenizer, **data)
         self.teacher = teacher.requires_grad_(False)
         self.student_attention = model.attention_names()
         self.teacher_attention = [layer.name for layer in attention_layers(teacher)]
@@ -204,7 +199,7 @@ class Distillation(Task):
         pieces = split_into_pieces(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
         with traced(self.teacher, self.teacher_attention) as trace:
             outputs = self.teacher(**pieces.inputs)
-        return pieces.joined_trace(trace), pieces.joined_outputs(outputs)
+        return pieces.joined_all(trace, outputs)
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)

@@ -12,29 +12,22 @@ import numpy as np
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    DataCollatorWithPadding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
-from linformer_kit.data.inputs import LabelledItems, grouped_by_length, labelled_inputs
+from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class, losses, mistakes, scores
+from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
 from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
 from linformer_kit.report.classification import write_finetune_report
-from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.task import Batch, Task
+from linformer_kit.training.task import Batch, Batches, Task
 
 
 def main(settings: FinetuneSettings) -> None:
@@ -47,9 +40,6 @@ def main(settings: FinetuneSettings) -> None:
 @callers_random_state()
 def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """Fine-tune an encoder to classify texts.
-
-    Args:
-        settings: The encoder, the texts and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them and the classifier.
@@ -91,35 +81,22 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if training.diverged is not None:
         raise DivergedError(training.diverged)
-    measured, worst = _measured(training, texts, order)
-    results = _results(run, settings, texts, training) | measured
+    results, worst = _results(run, settings, texts, training, order)
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
     return results, run.folder
 
 
-def _measured(
-    training: Training, texts: LabelledTexts, order: Int[np.ndarray, " texts"]
+def _results(
+    run: Run, settings: FinetuneSettings, texts: LabelledTexts, training: Training, order: Int[np.ndarray, " texts"]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Results of the validation texts, which the task has in another order, and the mistakes."""
-    labels, back = texts.labels, np.argsort(order)
+    """The results, and the mistakes; the task has the validation texts in this order."""
+    task, labels, back = training.task, texts.labels, np.argsort(order)
     logits, targets = (each[back] for each in training.measure())
     answers = answers_of(logits, multi_label=labels.multi_label)
-    results = {
-        "metrics": training.task.metrics(logits, targets),
-        **by_class(answers, targets, labels),
-        # A bit for each text.
-        "right": None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
-    }
-    return results, mistakes(logits, answers, targets, texts.validation, labels)
-
-
-def _results(run: Run, settings: FinetuneSettings, texts: LabelledTexts, training: Training) -> dict[str, Any]:
-    """All results but those of `_measured`."""
-    task, labels = training.task, texts.labels
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
     logged |= {name: f"eval_{name}" for name in labels.metrics}
-    return run.results(
+    results = run.results(
         training,
         model={
             "name": model_label(settings.model),
@@ -136,10 +113,15 @@ def _results(run: Run, settings: FinetuneSettings, texts: LabelledTexts, trainin
             "cut": {"train": task.train_items.truncated, "validation": task.validation_items.truncated},
         },
         metric_for_best_model=training.plan.metric,
-        best_updates=training.result_update,
+        best_updates=training.plan.result_update(training.state),
         epochs=training.state.epoch,
-        curve={name: list(map(list, training.state.logged(each).items())) for name, each in logged.items()},
+        curve={name: training.state.curve(each) for name, each in logged.items()},
+        metrics=task.metrics(logits, targets),
+        **by_class(answers, targets, labels),
+        # A bit for each text.
+        right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
+    return results, mistakes(logits, answers, targets, texts.validation, labels)
 
 
 def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Loaded:
@@ -174,7 +156,6 @@ def _plan(settings: FinetuneSettings, task: Classification, metric: str) -> Plan
         ),
         seed=settings.seed,
         evaluate_every=settings.eval_steps,
-        save_every=settings.eval_steps,
         metric=metric,
         patience=settings.early_stopping_patience,
     )
@@ -185,7 +166,7 @@ def classification_loss(
     labels: Num[Tensor, " batch"] | Float[Tensor, "batch classes"],
     count: Tensor | int,
 ) -> Float[Tensor, ""]:
-    """Sum of the cross entropies of texts, or of texts and classes for multi-label classification, by `count`.
+    """Sum of the cross entropies of texts, or of texts and classes (multi-label), divided by `count`.
 
     Args:
         logits: The model's logits.
@@ -214,14 +195,11 @@ class Classification(Task):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        train: LabelledItems,
-        validation: LabelledItems,
         texts_in_update: int,
-        seed: int,
         metrics: Sequence[str],
+        **data: Any,
     ) -> None:
-        collate = DataCollatorWithPadding(tokenizer)
-        super().__init__(model, tokenizer, train=train, validation=validation, collate=collate, seed=seed)
+        super().__init__(model, tokenizer, **data)
         self._texts_in_update, self._metrics = texts_in_update, metrics
 
     def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
@@ -242,6 +220,4 @@ class Classification(Task):
         return self.model(**inputs).logits, targets
 
     def metrics(self, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:  # type: ignore[override]
-        answers = answers_of(logits, multi_label=targets.ndim == 2)
-        values = scores(answers, targets, self._metrics, logits.shape[1])
-        return {**values, "loss": float(losses(logits, targets).mean())}
+        return scores(logits, answers_of(logits, multi_label=targets.ndim == 2), targets, self._metrics)

@@ -32,11 +32,10 @@ from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.stopping import stop_requests
 from linformer_kit.operator.projections import SequenceProjection
-from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
 from linformer_kit.training.process import seed_generators
 from linformer_kit.training.state import Plan, TrainingLog, TrainingState, read_state
-from linformer_kit.training.task import Batch, Task
+from linformer_kit.training.task import Batch, Batches, Task, UpdateBatches, to_device, validation_batches
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,7 @@ class Training:
         process = PartialState()
         self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
         self.dtype = fast_dtype(settings.dtype, self.device)
+        self._autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
@@ -131,7 +131,7 @@ class Training:
         for number, batch in enumerate(data.batches):
             seed_generators(self.plan.seed, state.update, number, self.rank)
             with self._synchronised(number == len(data.batches) - 1):
-                with self.autocast():
+                with self._autocast:
                     loss = self._parallel(to_device(batch, self.device), total)
                 # Gradients are averaged over the processes; a loss divided by all labels needs their sum.
                 loss = loss / len(data.batches) if total is None else loss * self.processes
@@ -196,10 +196,6 @@ class Training:
             torch.distributed.all_reduce(tensor, op=op)
         return tensor
 
-    def autocast(self) -> torch.autocast:
-        """Context of mixed precision; disabled for float32."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
     @property
     def skipped_updates(self) -> int:
         """Updates that were skipped because their loss or gradient was not finite."""
@@ -215,11 +211,6 @@ class Training:
             )
         logger.warning("update %s is skipped: %s", update, wrong)
 
-    @property
-    def result_update(self) -> int:
-        """The update whose weights are the result."""
-        return self.plan.result_update(self.state)
-
     def measure(self) -> tuple[np.ndarray, ...]:
         """Measure each validation sequence, in their order, split over all processes.
 
@@ -234,7 +225,7 @@ class Training:
         batches: list[tuple[np.ndarray, ...]] = []
         for batch, rows in validation_batches(self.task, self.settings):
             self._stop_if_asked()
-            with torch.no_grad(), self.autocast():
+            with torch.no_grad(), self._autocast:
                 measured = self.task.measure(to_device(batch, self.device))
             batches.append(tuple(_array(tensor[:rows]) for tensor in measured))
         # Process r has measured batches r, r + processes, …
@@ -265,7 +256,7 @@ class Training:
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint, if a metric selects the result and it is not the last update."""
-        if (best := self.result_update) == self.state.update:
+        if (best := self.plan.result_update(self.state)) == self.state.update:
             return
         checkpoint = checkpoint_path(self.folder, best)
         if wrong := damage(checkpoint, only="*.safetensors"):

@@ -11,20 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import entr
 from torch import Tensor
 from torch.utils.data import default_collate
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from linformer_cli.errors import DivergedError, InputError, renamed
 from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
-from linformer_kit.data.masking import shuffled_blocks
-from linformer_kit.data.packing import MaskedText, load_masked_text
-from linformer_kit.data.tokenizer import (
-    end_token_id,
-    start_token_id,
-    tokenizer_fingerprint,
-    vocabulary_size,
-)
+from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
+from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
 from linformer_kit.interop.loading import fingerprint, load_model
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
@@ -60,9 +55,6 @@ def main(settings: PretrainSettings) -> None:
 @callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """Pretrain a masked language model.
-
-    Args:
-        settings: The data, the model and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them, the model, the tokenizer and the checkpoints.
@@ -117,7 +109,7 @@ def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: 
     curve, seed = training.state.logged("eval_loss"), training.plan.seed
     if training.diverged is not None:
         curve[training.state.update] = math.nan
-    loss = curve[training.state.update if training.diverged else training.result_update]
+    loss = curve[training.state.update if training.diverged else training.plan.result_update(training.state)]
     return run.results(
         training,
         model={
@@ -224,8 +216,7 @@ def _unigram_entropy(data: MaskedText) -> float:
     for batch in data.validation.blocks.iter(batch_size=1024):
         counts += np.bincount(np.asarray(batch["input_ids"]).ravel(), minlength=size)
     counts[data.tokenizer.all_special_ids] = 0
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return float(entr(counts / counts.sum()).sum())
 
 
 class MaskedLanguageModel(Task):
@@ -273,5 +264,5 @@ class MaskedLanguageModel(Task):
 def _predicted_positions(labels: Tensor) -> Tensor:
     """Indices of the labelled tokens in the flattened batch, then of some others up to a multiple of `_PREDICTED`."""
     ignored = (labels == IGNORED_LABEL).flatten()
-    count = ignored.numel() - int(ignored.sum())
+    count = int((~ignored).sum())
     return ignored.argsort(stable=True)[: -(-count // _PREDICTED) * _PREDICTED]

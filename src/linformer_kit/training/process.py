@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import logging
 import multiprocessing
 import platform
@@ -16,6 +15,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 from accelerate import PartialState
+from transformers import set_seed
 
 from linformer_cli.errors import InputError
 from linformer_kit.environment import device_of
@@ -41,7 +41,8 @@ def start_processes(name: str | None, *, timeout: float) -> PartialState:
     """
     device = device_of(name)
     process = PartialState(cpu=device.type == "cpu", timeout=timedelta(seconds=timeout))
-    _end_with_process()
+    atexit.unregister(_end)
+    atexit.register(_end)
     if process.num_processes > 1:
         if name is not None and ":" in name:
             raise InputError(f"device: expected one without an index for several processes, got {name}")
@@ -54,12 +55,6 @@ def start_processes(name: str | None, *, timeout: float) -> PartialState:
             "one of %s devices is used; `torchrun --nproc-per-node %s -m linformer_kit` uses all", devices, devices
         )
     return process
-
-
-@functools.cache
-def _end_with_process() -> None:
-    """Register `_end`, once."""
-    atexit.register(_end)
 
 
 def _end() -> None:
@@ -76,10 +71,7 @@ def _end() -> None:
 
 def seed_generators(*numbers: int) -> None:
     """Seed the generators of Python, numpy and torch; different numbers give independent streams."""
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    set_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
 
 @contextmanager

@@ -116,12 +116,10 @@ class Run:
 
     def _check_same_settings(self, may_change: Collection[str]) -> None:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
-        mark, path = self.folder / RUN_MARK, self.folder / _SETTINGS
+        mark, path, free = self.folder / RUN_MARK, self.folder / _SETTINGS, (*_NOT_SAVED, *_MAY_CHANGE, *may_change)
         check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
         before, now = flat(self._resumed["settings"]), flat(dataclasses.asdict(self.settings))
-        for name in list(now):
-            if name.partition(".")[0] in (*_NOT_SAVED, *_MAY_CHANGE, *may_change):
-                del now[name]
+        now = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
         check_made_from(path, before, now, f"; --config {path} gives the same settings again")
 
     def _check_enough_updates(self) -> None:
@@ -163,18 +161,15 @@ class Run:
         """
         checkpoint = _checkpoint_to_resume(self.folder) if self.settings.resume else None
         training = Training(task, self.settings, plan, self.folder, checkpoint=checkpoint)
-        size = f"{task.model.num_parameters():,} parameters"
+        size, dtype = f"{task.model.num_parameters():,} parameters", str(training.dtype).removeprefix("torch.")
         mixed = "" if training.dtype == torch.float32 else " mixed precision"
-        precision = str(training.dtype).removeprefix("torch.") + mixed
-        logger.info("%s, %s, %s, on %s", label, size, precision, self.process.device)
+        logger.info("%s, %s, %s%s, on %s", label, size, dtype, mixed, self.process.device)
         try:
             training.run()
-            losses = training.state.logged("eval_loss")
+            losses, rate = training.state.logged("eval_loss"), self.settings.learning_rate
             if not math.isfinite(losses[max(losses)]):
-                rate = self.settings.learning_rate
-                raise DivergedError(
-                    f"training diverged: the validation loss is NaN or infinite; lower learning_rate {rate}"
-                )
+                got = "the validation loss is NaN or infinite"
+                raise DivergedError(f"training diverged: {got}; lower learning_rate {rate}")
         except DivergedError as error:
             training.diverged = str(error)
         return training

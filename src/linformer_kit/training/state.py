@@ -30,13 +30,12 @@ _NEEDED = ("global_step", "position", "losses", "log_history", "scaler")
 
 
 def _with_step(line: _Numbers) -> _Numbers:
-    """A line of a log, checked."""
     if not isinstance(line.get("step"), int):
         raise ValueError("Input should have a step")
     return line
 
 
-_Line = Annotated[_Numbers, AfterValidator(_with_step)]
+_Line = Annotated[_Numbers, AfterValidator(_with_step)]  # of a log: names and numbers, with the number of the update
 
 
 class Position(NamedTuple):
@@ -48,27 +47,16 @@ class Position(NamedTuple):
 
 @checked(config={"ser_json_inf_nan": "constants", "validate_by_name": True, "validate_by_alias": True})
 class TrainingState:
-    """The state of a training. In `trainer_state.json`, names are those of transformers where it has them.
+    """The state of a training. In `trainer_state.json`, names are those of transformers where it has them."""
 
-    Attributes:
-        update: Number of updates done.
-        position: Position in the data.
-        epoch: Epochs done, with a fraction; derived from the position.
-        losses: Losses of the updates since the last line of losses in the log.
-        log: Lines of the log: each a dict of names and numbers, with its `step`.
-        scaler: State of float16's loss scaling: the scale, and the updates since it changed.
-        seconds: Time of data loading and updates so far; evaluation and saving do not count.
-        items: Tokens or texts so far.
-    """
-
-    update: Annotated[_Count, Field(alias="global_step")] = 0
-    position: Position = field(default_factory=Position)
-    epoch: float = 0.0
-    losses: list[StrictFloat] = field(default_factory=list)
+    update: Annotated[_Count, Field(alias="global_step")] = 0  # number of updates done
+    position: Position = field(default_factory=Position)  # in the data
+    epoch: float = 0.0  # epochs done, with a fraction; derived from the position
+    losses: list[StrictFloat] = field(default_factory=list)  # of the updates since the last line of losses in the log
     log: Annotated[list[_Line], Field(alias="log_history")] = field(default_factory=list)
-    scaler: _Numbers = field(default_factory=dict)
-    seconds: float = 0.0
-    items: int = 0
+    scaler: _Numbers = field(default_factory=dict)  # float16's loss scaling: the scale, and updates since it changed
+    seconds: float = 0.0  # of data loading and updates so far; evaluation and saving do not count
+    items: int = 0  # tokens or texts so far
 
     def add(self, **values: float) -> dict[str, Any]:
         """Add a line to the log."""
@@ -80,18 +68,18 @@ class TrainingState:
         """Logged values of a name, by update."""
         return {int(line["step"]): line[name] for line in self.log if name in line}
 
+    def curve(self, name: str) -> list[list[float]]:
+        """Logged values of a name, as pairs of update and value."""
+        return [[update, value] for update, value in self.logged(name).items()]
+
     def best(self, metric: str) -> int | None:
         """Update of the best evaluation so far, the first of equals: lowest for `loss`, highest for other metrics.
 
         Update 0 does not count, since it has no checkpoint.
         """
-        values = {
-            update: value
-            for update, value in self.logged(f"eval_{metric}").items()
-            if update > 0 and not math.isnan(value)
-        }
-        sign = 1 if metric == "loss" else -1
-        return min(values, key=lambda update: sign * values[update], default=None)
+        logged, sign = self.logged(f"eval_{metric}"), 1 if metric == "loss" else -1
+        updates = [update for update, value in logged.items() if update > 0 and not math.isnan(value)]
+        return min(updates, key=lambda update: sign * logged[update], default=None)
 
     def write(self, checkpoint: Path) -> None:
         """Write the state into the folder of a checkpoint."""
@@ -174,23 +162,29 @@ class TrainingLog:
         loss = sum(state.losses) / len(state.losses)
         seconds, items = state.seconds - self._logged[0], state.items - self._logged[1]
         self._logged = state.seconds, state.items
-        values = {"loss": loss, "learning_rate": learning_rate}
-        if grad_norm is not None:
-            values["grad_norm"] = grad_norm
-        values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
-        values["seconds_left"] = (self._updates - state.update) * state.seconds / state.update
-        if (memory := peak_memory(self._device)) is not None:
-            values["memory_mib"] = memory / 2**20
+        memory = peak_memory(self._device)
+        values = {
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "grad_norm": grad_norm,
+            f"{self._unit}_per_second": items / seconds if seconds else 0.0,
+            "seconds_left": (self._updates - state.update) * state.seconds / state.update,
+            "memory_mib": None if memory is None else memory / 2**20,
+        }
         state.losses.clear()
-        self.add(values)
+        self.add({name: value for name, value in values.items() if value is not None})
         rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
         self._bar.set_postfix_str(f"loss {loss:.3f}, {rate} {self._unit}/s", refresh=False)
 
     def add(self, values: dict[str, float], label: str = "") -> None:
         """Add a line of values, and print `label` above the progress bar."""
-        line = self._state.add(**values)
+        # TensorBoard and others group values by the part before a slash.
+        grouped = {
+            f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": value
+            for name, value in self._state.add(**values).items()
+        }
         for tracker in self._trackers:
-            tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
+            tracker.log(grouped, step=self._state.update)
         if label and PartialState().is_main_process:
             self._bar.write(f"update {self._state.update}: {label}", file=sys.stderr)
 
@@ -218,40 +212,27 @@ def tracker_classes(report_to: str) -> dict[str, Any]:
     return {name: LOGGER_TYPE_TO_CLASS[name] for name in names}
 
 
-def _grouped(name: str) -> str:
-    """Name for trackers: TensorBoard and others group values by the part before a slash."""
-    return f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-
-
 @dataclass(frozen=True)
 class Plan:
-    """When to evaluate, save and stop: functions of the update and the log only, so that resume is exact.
+    """When to evaluate, save and stop: functions of the update and the log only, so that resume is exact."""
 
-    Attributes:
-        updates: Total number of updates.
-        schedule: Learning rate of an update, by its number from 0, as a fraction of the peak.
-        seed: Seed of dropout.
-        evaluate_every: Updates between evaluations; None: evaluate at the end of each epoch.
-        save_every: Updates between checkpoints; None: after each evaluation.
-        evaluate_first: Whether to evaluate before the first update.
-        metric: Metric that selects the best checkpoint, which is kept and loaded at the end; None: use the last one.
-        patience: Stop after this many evaluations without a better metric; None: no early stopping.
-        restart: Update before which AdamW's moments are reset; None: none.
-    """
-
-    updates: int
-    schedule: Callable[[int], float]
-    seed: int
-    evaluate_every: int | None
-    save_every: int | None
-    evaluate_first: bool = False
-    metric: str | None = None
-    patience: int | None = None
-    restart: int | None = None
+    updates: int  # total number
+    schedule: Callable[[int], float]  # learning rate of an update, by its number from 0, as a fraction of the peak
+    seed: int  # of dropout
+    evaluate_every: int | None  # updates between evaluations; None: evaluate at the end of each epoch
+    save_every: int | None = None  # updates between checkpoints; None: after each evaluation
+    evaluate_first: bool = False  # whether to evaluate before the first update
+    metric: str | None = None  # selects the best checkpoint, which is kept and loaded at the end; None: the last one
+    patience: int | None = None  # stop after this many evaluations without a better metric; None: no early stopping
+    restart: int | None = None  # update before which AdamW's moments are reset
 
     def is_finished(self, state: TrainingState) -> bool:
         """Whether training ends: all updates are done, or early stopping applies."""
-        return state.update >= self.updates or self._stops_early(state)
+        if self.patience is None or self.metric is None:
+            return state.update >= self.updates
+        best = state.best(self.metric) or 0
+        waited = sum(update > best for update in state.logged("eval_loss"))
+        return state.update >= self.updates or waited >= self.patience
 
     def evaluation_is_due(self, state: TrainingState) -> bool:
         """Whether to evaluate now."""
@@ -272,12 +253,6 @@ class Plan:
         """Whether the update is a multiple of `every`, or with None the end of an epoch, or the last update."""
         regular = float(state.epoch).is_integer() if every is None else state.update % every == 0
         return regular or state.update == self.updates
-
-    def _stops_early(self, state: TrainingState) -> bool:
-        if self.patience is None or self.metric is None:
-            return False
-        best = state.best(self.metric) or 0
-        return sum(update > best for update in state.logged("eval_loss")) >= self.patience
 
 
 def learning_rate_schedule(kind: str, *, updates: int, warmup_steps: float) -> Callable[[int], float]:

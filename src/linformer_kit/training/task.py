@@ -1,13 +1,22 @@
-"""Base class of tasks: a model, its batches, a loss, and metrics on held-out inputs."""
+"""Tasks, which are a model, its data, a loss and metrics; and the batches that one process trains and measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from accelerate import PartialState
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.utils.data import DataLoader
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from linformer_cli.errors import InputError
+from linformer_cli.settings import TrainingSettings
+from linformer_kit.files.stopping import ignore_signals
+from linformer_kit.training.state import Position
 
 Batch = dict[str, Tensor]
 
@@ -20,8 +29,8 @@ class Task(nn.Module):
         tokenizer: Saved with the model.
         train: Training items: a data set indexed by the keys of `order`.
         validation: Validation items, measured in this order.
-        collate: Turns a list of items into a batch.
         seed: Seed of the order.
+        collate: Turns a list of items into a batch; None: it pads tokens.
 
     Attributes:
         unit: Unit of speed: tokens or texts.
@@ -39,16 +48,13 @@ class Task(nn.Module):
         *,
         train: Any,
         validation: Any,
-        collate: Callable[[list[Any]], Mapping[str, Tensor]],
         seed: int = 0,
+        collate: Callable[[list[Any]], Mapping[str, Tensor]] | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
-        self.tokenizer = tokenizer
-        self.train_items = train
-        self.validation_items = validation
-        self.collate = collate
-        self.seed = seed
+        self.model, self.tokenizer, self.seed = model, tokenizer, seed
+        self.train_items, self.validation_items = train, validation
+        self.collate = collate or DataCollatorWithPadding(tokenizer)
 
     @property
     def size(self) -> int:
@@ -83,3 +89,99 @@ class Task(nn.Module):
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
         """Metrics from the measurements of all sequences, including `loss`."""
         raise NotImplementedError
+
+
+class UpdateBatches(NamedTuple):
+    """The data of one update."""
+
+    batches: list[Batch]  # one for each forward pass of this process
+    sequences: int  # in the update, over all processes
+    position: Position  # in the data after the update
+
+
+class Batches:
+    """Batches for updates, in an order that is a pure function of the task's seed and the position.
+
+    Each global batch is split evenly over the processes, so its content does not depend on their number.
+
+    Attributes:
+        in_epoch: Forward passes in an epoch.
+        updates_in_epoch: Updates in an epoch, of which the last may have fewer forward passes.
+    """
+
+    def __init__(self, task: Task, settings: TrainingSettings) -> None:
+        process = PartialState()
+        self._task, self._rank = task, process.process_index
+        self._size, self._accumulation = settings.per_device_train_batch_size, settings.gradient_accumulation_steps
+        self._global_batch_size = self._size * process.num_processes
+        self._loading = _loading(task, settings)
+        # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
+        self._multiple = self._global_batch_size if process.num_processes > 1 else 1
+        self.in_epoch = -(-len(self._keys(0)) // self._global_batch_size)
+        self.updates_in_epoch = -(-self.in_epoch // self._accumulation)
+
+    def epochs(self, position: Position) -> float:
+        """Epochs done, with a fraction.
+
+        Raises:
+            InputError: for a position outside the data.
+        """
+        done = position.batches
+        if done >= self.in_epoch:
+            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {done}")
+        return position.epoch + done / self.in_epoch
+
+    def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
+        """Yield the batches of each update, without end."""
+        keys: Any = self._keys_of_batches(start)
+        loader = iter(DataLoader(self._task.train_items, batch_sampler=keys, **self._loading))
+        in_epoch, position, examples = self.in_epoch, start, len(self._task.train_items)
+        while True:
+            done = min(position.batches + self._accumulation, in_epoch)
+            batches = list(itertools.islice(loader, done - position.batches))
+            first, last = (min(self._global_batch_size * n, examples) for n in (position.batches, done))
+            position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
+            yield UpdateBatches(batches, last - first, position)
+
+    def _keys(self, epoch: int) -> list[Any]:
+        return self._task.order(epoch, global_batch_size=self._global_batch_size, multiple=self._multiple)
+
+    def _keys_of_batches(self, start: Position) -> Iterator[list[Any]]:
+        """The keys of this process's part of each global batch, over all epochs."""
+        first = start.batches * self._global_batch_size + self._rank * self._size
+        for epoch in itertools.count(start.epoch):
+            keys = self._keys(epoch)
+            for place in range(first, len(keys), self._global_batch_size):
+                yield keys[place : place + self._size]
+            first = self._rank * self._size
+
+
+def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
+    """This process's batches of validation items, and how many rows of each are counted.
+
+    All processes have the same number of batches, which sharded models need; filler batches have 0 counted rows.
+    """
+    process = PartialState()
+    size, items = settings.per_device_train_batch_size, range(len(task.validation_items))
+    places = [items[start : start + size] for start in range(0, len(items), size)]
+    places += [range(0)] * (-len(places) % process.num_processes)
+    mine = places[process.process_index :: process.num_processes]
+    indices: Any = [list(rows) or [0] for rows in mine]
+    loader: DataLoader = DataLoader(task.validation_items, batch_sampler=indices, **_loading(task, settings))
+    for batch, rows in zip(loader, mine, strict=True):
+        yield batch, len(rows)
+
+
+def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
+    """Arguments of all data loaders."""
+    return {
+        "num_workers": settings.dataloader_num_workers,
+        "collate_fn": task.collate,
+        "pin_memory": PartialState().device.type == "cuda",
+        "worker_init_fn": ignore_signals,
+    }
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move a batch to a device."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

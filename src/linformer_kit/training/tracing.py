@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.training.task import Batch
@@ -26,16 +27,11 @@ _LAYER = re.compile(r"(.*\.\d+)\.")  # the innermost module of a list that holds
 
 @dataclass
 class Trace:
-    """Tensors of one forward pass, one for each layer.
+    """Tensors of one forward pass, one for each layer, `[batch, seq_len, embed]`."""
 
-    Attributes:
-        inputs: Input of each layer, `[batch, seq_len, embed]`.
-        outputs: Output of each layer.
-        attention: Output of each attention module, heads merged, before or after W_O depending on the model.
-    """
-
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)  # of the layers
     outputs: list[Tensor] = field(default_factory=list)
+    # Outputs of the attention modules, heads merged, before or after W_O depending on the model.
     attention: list[Tensor] = field(default_factory=list)
 
 
@@ -82,31 +78,21 @@ def traced(
 
 
 class Pieces(NamedTuple):
-    """A batch of texts cut into pieces. Each has the special tokens that a whole text has at its start and end.
+    """A batch of texts cut into pieces. Each has the special tokens that a whole text has at its start and end."""
 
-    Attributes:
-        inputs: Inputs of all pieces, padded on the right.
-        piece: Index of the piece that holds each token of the texts; 0 for padding.
-        place: Position of each token in its piece; 0 for padding.
-    """
-
-    inputs: Batch
-    piece: Int[Tensor, "batch seq_len"]
-    place: Int[Tensor, "batch seq_len"]
+    inputs: Batch  # of all pieces, padded on the right
+    piece: Int[Tensor, "batch seq_len"]  # index of the piece that holds each token of the texts; 0 for padding
+    place: Int[Tensor, "batch seq_len"]  # of each token in its piece; 0 for padding
 
     def joined(self, tensor: Shaped[Tensor, "pieces piece_len *features"]) -> Shaped[Tensor, "batch seq_len *features"]:
         """Values of the tokens of the pieces in the order of the texts; those of padding are arbitrary."""
         return tensor[self.piece, self.place]
 
-    def joined_trace(self, trace: Trace) -> Trace:
-        """The trace of the texts from that of their pieces."""
-        return Trace(
-            *([self.joined(tensor) for tensor in each] for each in (trace.inputs, trace.outputs, trace.attention))
-        )
-
-    def joined_outputs(self, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Last hidden states and logits for each token of the texts."""
-        return {name: self.joined(outputs[name]) for name in _OF_TOKENS if outputs.get(name) is not None}
+    def joined_all(self, trace: Trace, outputs: Mapping[str, Any]) -> tuple[Trace, dict[str, Tensor]]:
+        """The trace of the texts, and their last hidden states and logits, from those of their pieces."""
+        layers = ([self.joined(tensor) for tensor in each] for each in (trace.inputs, trace.outputs, trace.attention))
+        names = [name for name in _OF_TOKENS if outputs.get(name) is not None]
+        return Trace(*layers), {name: self.joined(outputs[name]) for name in names}
 
 
 def split_into_pieces(inputs: Batch, *, longest: int, special: tuple[int, int], pad_token_id: int) -> Pieces:
@@ -133,13 +119,11 @@ def split_into_pieces(inputs: Batch, *, longest: int, special: tuple[int, int], 
             piece[row, taken[own]] = len(rows)
             place[row, taken[own]] = torch.arange(len(taken), device=mask.device)[own]
             rows.append((row, taken))
-    width = max(len(taken) for _, taken in rows)
-    lengths = torch.tensor([len(taken) for _, taken in rows], device=mask.device)
-    source = torch.stack([torch.nn.functional.pad(taken, (0, width - len(taken))) for _, taken in rows])
-    rows_of_pieces = torch.tensor([row for row, _ in rows], device=mask.device)[:, None]
-    is_padding = torch.arange(width, device=mask.device) >= lengths[:, None]
+    fill = {"input_ids": pad_token_id}
     parts = {
-        name: tensor[rows_of_pieces, source].masked_fill(is_padding, pad_token_id if name == "input_ids" else 0)
+        name: pad_sequence(
+            [tensor[row, taken] for row, taken in rows], batch_first=True, padding_value=fill.get(name, 0)
+        )
         for name, tensor in inputs.items()
     }
     return Pieces(parts, piece, place)
