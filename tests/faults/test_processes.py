@@ -18,13 +18,7 @@ from safetensors.torch import load_file
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.folders import find_checkpoint
-from tests.faults.runs import (
-    cut_off,
-    environment,
-    finetune_command,
-    pretrain_command,
-    run_all,
-)
+from tests.faults.runs import cut_off, environment, finetune_command, pretrain_command, run_all
 from tests.processes import free_port, rank_environment
 
 pytestmark = pytest.mark.e2e
@@ -35,12 +29,8 @@ pytestmark = pytest.mark.e2e
 SMOOTH = {"adam_epsilon": 1e-4}
 # Batches of four, one by one or two by two.
 OPTIONS: dict[str, Any] = {**SMOOTH, "logging_steps": 1}
-PRETRAIN = {
-    "save_steps": 3,
-    "model.sharing": "layerwise",
-    "activation_checkpointing": "true",
-    "model.hidden_dropout_prob": 0.0,
-}
+PRETRAIN = {"save_steps": 3, "model.sharing": "layerwise", "activation_checkpointing": "true"}
+PRETRAIN |= {"model.hidden_dropout_prob": 0.0}
 ACCUMULATED = {"gradient_accumulation_steps": 2, "model.local_convolution": 3}
 SHARDED = {"fully_shard": "true"}
 
@@ -145,9 +135,6 @@ def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, n
     newest, _ = find_checkpoint(folder)
     assert newest is not None
     updates = int(newest.name.removeprefix("checkpoint-")) + 4
-    again = [
-        *pretrain_command(corpus, folder, per_device_train_batch_size=1, **(options | {"max_steps": updates})),
-        "--resume",
-    ]
-    run_all([again], processes=2)
+    again = pretrain_command(corpus, folder, per_device_train_batch_size=1, **(options | {"max_steps": updates}))
+    run_all([[*again, "--resume"]], processes=2)
     assert find_checkpoint(folder)[0] == folder / f"checkpoint-{updates}"

@@ -45,12 +45,9 @@ def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys
     [
         ([Pooling(33, "cls"), Normalize()], {"do_lower_case": True}),
         ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13, "max_seq_length": 11}),
-        (
-            [Pooling(33, "mean", include_prompt=False)],
-            {"prompts": {"query": "the story: "}, "default_prompt_name": "query"},
-        ),
+        ([Pooling(33, "mean", include_prompt=False)], {"prompts": {"query": "the story: "}, "default_prompt_name": "query"}),
     ],
-)
+)  # fmt: skip
 def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, config, caplog):
     model = described(folder, tmp_path / "model", modules, config)
     texts = [text.title() if number % 2 else text for number, text in enumerate(TEXTS)]

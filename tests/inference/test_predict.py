@@ -24,9 +24,8 @@ from tests.export.conftest import linformer
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """A classifier with random weights."""
-    folder = write_model(
-        tmp_path_factory.mktemp("classifier") / "model", "number was good bad fine 0 1 2 3 4 5 6 7 8 9"
-    )
+    place, words = tmp_path_factory.mktemp("classifier") / "model", "number was good bad fine 0 1 2 3 4 5 6 7 8 9"
+    folder = write_model(place, words)
     config = LinformerConfig.from_pretrained(folder, num_labels=2, id2label={0: "happy", 1: "unhappy"})
     randomise(LinformerForSequenceClassification(config)).save_pretrained(folder)
     return folder
@@ -34,13 +33,9 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
-    return write_texts(tmp_path_factory.mktemp("texts") / "texts.csv", 60)
-
-
-def write_texts(path: Path, count: int) -> Path:
     """Texts of four words, with classes."""
-    words = [("good", "happy"), ("bad", "unhappy")]
-    rows = [f"number {number} was {','.join(words[number % 2])}\n" for number in range(count)]
+    path = tmp_path_factory.mktemp("texts") / "texts.csv"
+    rows = [f"number {number} was {('good,happy', 'bad,unhappy')[number % 2]}\n" for number in range(60)]
     path.write_text("text,label\n" + "".join(rows))
     return path
 
@@ -161,20 +156,14 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["{model}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
-        (
-            ["{encoder}", "{texts}"],
-            "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
-        ),
-        (
-            ["/no-model", "{texts}", "--out", "{texts}", "--overwrite"],
-            "out: expected another file than that of the texts",
-        ),
+        (["{encoder}", "{texts}"], "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM"),
+        (["/no-model", "{texts}", "--out", "{texts}", "--overwrite"], "out: expected another file than that of the texts"),
         (["/no-model", "{texts}", "--out", "{old}"], "out: expected a new file, got"),
         (["/no-model", "{texts}", "--out", "."], "out: expected a file, got the folder ."),
         (["/no-model", "{texts}", "--out", ""], "out: expected a file, got the folder ."),
         (["{model}", "{header}"], "file: expected texts, got none in header.csv"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
     encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
     (old := tmp_path / "old.jsonl").touch()

@@ -14,13 +14,7 @@ from safetensors.torch import load_file, save_file
 from linformer_cli.errors import MachineError
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files.manifest import damage, write_manifest
-from linformer_kit.training.checkpoint import (
-    OPTIMIZER,
-    load_moments,
-    load_weights,
-    save_checkpoint,
-    save_model,
-)
+from linformer_kit.training.checkpoint import OPTIMIZER, load_moments, load_weights, save_checkpoint, save_model
 from linformer_kit.training.loop import adamw
 from linformer_kit.training.state import Position, TrainingState, read_state
 from tests.conftest import randomise, tokens
@@ -139,9 +133,8 @@ def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got
     before = {path: path.read_bytes() for path in checkpoint.iterdir()}
     tokenizer = Mock(is_fast=False)
     tokenizer.save_pretrained.side_effect = error
-    message = (
-        f"{checkpoint}: could not be written: {got}; nothing is left of it, and older checkpoints are as they were"
-    )
+    kept = "nothing is left of it, and older checkpoints are as they were"
+    message = f"{checkpoint}: could not be written: {got}; {kept}"
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         save_checkpoint(checkpoint, trained[0], tokenizer, trained[1], TrainingState(5))
     assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before

@@ -18,19 +18,9 @@ pytestmark = pytest.mark.e2e
 
 WORDS = "number was good bad fine poor 0 1 2 3 4 5 6 7 8 9 ."
 LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
-OPTIONS = {
-    "projected_dim": 5,
-    "max_steps": 6,
-    "eval_steps": 3,
-    "save_steps": 3,
-    "warmup_steps": 0,
-    "logging_steps": 1,
-    "per_device_train_batch_size": 2,
-    "max_eval_samples": 5,
-    "report_to": "none",
-    "dtype": "float32",
-    "validation_fraction": 0.3,
-}
+OPTIONS = {"projected_dim": 5, "max_steps": 6, "eval_steps": 3, "save_steps": 3, "warmup_steps": 0, "logging_steps": 1}
+OPTIONS |= {"per_device_train_batch_size": 2, "max_eval_samples": 5, "validation_fraction": 0.3}
+OPTIONS |= {"report_to": "none", "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +52,8 @@ def distill(teacher: Path, folder: Path, **options: object) -> None:
 
 
 def command(teacher: Path, folder: Path, **options: object) -> list[str]:
-    named = OPTIONS | {"cache_dir": folder.parent / "cache"} | options
-    flags = [f"--{name}={value}" for name, value in named.items() if name not in ("train_file", "validation_file")]
-    files = [
-        word for name in ("train_file", "validation_file") if name in named for word in (f"--{name}", str(named[name]))
-    ]
-    return ["distill", str(teacher), "--output_dir", str(folder), *flags, *files]
+    named = OPTIONS | {"cache_dir": folder.parent / "cache", "output_dir": folder} | options
+    return ["distill", str(teacher), *(f"--{name}={value}" for name, value in named.items())]
 
 
 def test_what_it_leaves(run):
@@ -89,16 +75,8 @@ def test_what_it_leaves(run):
 
 
 def test_the_student_comes_nearer(teacher, texts, tmp_path):
-    distill(
-        teacher,
-        tmp_path / "student",
-        train_file=texts,
-        max_steps=50,
-        eval_steps=50,
-        learning_rate=1e-3,
-        projected_dim=2,
-        sliding_window=3,
-    )
+    options = {"max_steps": 50, "eval_steps": 50, "learning_rate": 1e-3, "projected_dim": 2, "sliding_window": 3}
+    distill(teacher, tmp_path / "student", train_file=texts, **options)
     curve = json.loads((tmp_path / "student" / "metrics.json").read_text())["curve"]
     assert curve["error"][-1][1] < 0.75 * curve["error"][0][1]
     assert curve["cosine"][-1][1] > curve["cosine"][0][1]

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    RobertaConfig,
-    RobertaModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel
 
 from linformer_cli.cli import main
 from linformer_kit.inference.predict import read_classifier
@@ -52,12 +47,7 @@ def texts(tmp_path_factory) -> Path:
 
 
 def finetune(encoder: Path, folder: Path, *more: object) -> None:
-    options = [
-        "--report_to=none",
-        "--learning_rate=1e-2",
-        "--num_train_epochs=2",
-        "--logging_steps=1",
-    ]
+    options = ["--report_to=none", "--learning_rate=1e-2", "--num_train_epochs=2", "--logging_steps=1"]
     main(["finetune", str(encoder), "--output_dir", str(folder), *options, *map(str, more)])
 
 
@@ -84,9 +74,8 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
 
 def test_it_learns_and_the_best_checkpoint_is_kept(run):
     results = json.loads((run / "metrics.json").read_text())
-    assert (
-        results["metrics"]["accuracy"] > 0.9 and sum(map(sum, results["confusion"])) == results["texts"]["validation"]
-    )
+    assert results["metrics"]["accuracy"] > 0.9
+    assert sum(map(sum, results["confusion"])) == results["texts"]["validation"]
     assert "`unhappy`" in (run / "metrics.md").read_text()
     best, kept = (
         AutoModelForSequenceClassification.from_pretrained(folder)

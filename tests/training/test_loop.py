@@ -71,10 +71,8 @@ def test_seeds_of_dropout_are_functions_of_update_pass_and_rank(build, tmp_path)
 
 def test_evaluation_changes_nothing(run):
     """Nor do lines of the log, however many there are; dropout is on again after each."""
-    seldom, often = (
-        run("seldom", evaluate_every=7, logging_steps=7),
-        run("often", evaluate_every=1, evaluate_first=True),
-    )
+    seldom = run("seldom", evaluate_every=7, logging_steps=7)
+    often = run("often", evaluate_every=1, evaluate_first=True)
     assert same_parameters(seldom.task.model, often.task.model)
     assert list(often.state.logged("eval_loss")) == list(range(8)) and list(seldom.state.logged("eval_loss")) == [7]
     assert losses(seldom) == [pytest.approx(sum(losses(often)) / 7)]
@@ -125,11 +123,7 @@ def told(task, **metrics: list[float]):
 
 
 @pytest.mark.parametrize(
-    ("metric", "values", "best"),
-    [
-        ("loss", [math.nan, 1.0, 1.0, 2.5], 2),
-        ("accuracy", [0.1, 0.3, 0.3, 0.4], 4),
-    ],
+    ("metric", "values", "best"), [("loss", [math.nan, 1.0, 1.0, 2.5], 2), ("accuracy", [0.1, 0.3, 0.3, 0.4], 4)]
 )
 def test_the_best_is_kept_and_loaded(masked, run, tmp_path, metric, values, best):
     """The lowest loss or the highest of another metric, the first of equals, whatever its age."""

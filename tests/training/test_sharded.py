@@ -41,12 +41,8 @@ def batch(rank: int, processes: int) -> dict[str, Tensor]:
     labels = ids.masked_fill((torch.rand(ids.shape, generator=draw) > 0.4) | (mask == 0), -100)
     count = (labels != -100).sum().double() / processes
     mine = slice(rank, None, processes)
-    return {
-        "input_ids": ids[mine],
-        "attention_mask": mask[mine],
-        "labels": labels[mine],
-        "num_items_in_batch": count,
-    }
+    inputs = {"input_ids": ids[mine], "attention_mask": mask[mine], "labels": labels[mine]}
+    return inputs | {"num_items_in_batch": count}
 
 
 def loss_of(model: torch.nn.Module, rank: int, processes: int) -> Tensor:
