@@ -160,10 +160,5 @@ def test_each_block_once_in_an_order_of_seed_and_epoch():
     assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4
 
 
-def test_processes_have_equally_many_blocks_and_none_twice(blocks):
-    """Fillers of the last batch have no labels."""
-    keys = shuffled_blocks(5, seed=3, epoch=2, multiple=4)
-    assert len(keys) == 8 and keys[5:] == [(2, None)] * 3 and keys[:5] == shuffled_blocks(5, seed=3, epoch=2)
-    assert len(shuffled_blocks(8, seed=3, epoch=2, multiple=4)) == 8
-    filler = blocks[2, None]
-    assert (filler["labels"] == -100).all() and torch.equal(filler["input_ids"], blocks[2, 0]["input_ids"])
+def test_a_block_that_fills_a_batch_has_no_labels(blocks):
+    assert (blocks[None]["labels"] == -100).all() and torch.equal(blocks[None]["input_ids"], blocks[0]["input_ids"])

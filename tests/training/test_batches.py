@@ -15,7 +15,7 @@ from linformer_kit.training.state import Position
 from linformer_kit.training.task import Batches, Task
 from tests.training.conftest import TRAIN, small_settings
 
-FILLER = -1
+FILLER = (-1, -1)
 
 
 class Echo(Dataset):
@@ -33,13 +33,14 @@ class Echo(Dataset):
 
 def collate(keys: list) -> dict[str, torch.Tensor]:
     """Epoch and index of each."""
-    pairs = [key if isinstance(key, tuple) else (0, key) for key in keys]
-    return {"keys": torch.tensor([[epoch, FILLER if index is None else index] for epoch, index in pairs])}
+    return {
+        "keys": torch.tensor([key if isinstance(key, tuple) else FILLER if key is None else (0, key) for key in keys])
+    }
 
 
 class EchoTask(Task):
-    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list:
-        return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch, multiple=multiple)
+    def order(self, epoch: int, global_batch_size: int) -> list:
+        return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch)
 
 
 def echo(count: int = TRAIN, validation: int = 7) -> EchoTask:
@@ -80,6 +81,17 @@ def test_an_epoch_ends_with_what_is_left(process, processes):
     batches = Batches(echo(), small_settings(**fields))
     assert (batches.in_epoch, batches.updates_in_epoch) == (5, 3)
     assert [batches.epochs(position) for _, _, position in found[:4]] == [0.4, 0.8, 1.0, 1.4]
+
+
+def test_processes_have_equally_many_items_and_none_twice(process):
+    """What fills the last pass has no labels."""
+    rows = []
+    for rank in range(3):
+        process(rank, 3)
+        mine = [row for passes, *_ in take(echo(), 4, per_device_train_batch_size=2) for part in passes for row in part]
+        rows += map(tuple, mine)
+        assert len(mine) == 8
+    assert rows.count(FILLER) == 5 and len(set(rows)) == TRAIN + 1
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (2, 2)])

@@ -41,7 +41,7 @@ class Words(Task):
         super().__init__(model, tokenizer, train=rows, validation=[], collate=default_collate)
         self.means, self.losses = means, []
 
-    def order(self, epoch, *, global_batch_size, multiple):
+    def order(self, epoch, global_batch_size):
         return list(range(BATCH))
 
     def labels(self, batch):

@@ -16,7 +16,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.labelled import Columns, Example, Labels
-from linformer_kit.data.packing import FILLER
 from linformer_kit.data.tokenizer import Encoder
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ Item = dict[str, Any]  # a window, and its `labels`
 
 @dataclass(frozen=True)
 class LabelledItems(Dataset[Item]):
-    """Tokens of texts and their labels; the index `FILLER` gives an item whose label the loss ignores."""
+    """Tokens of texts and their labels; the index None gives an item whose label the loss ignores."""
 
     windows: list[dict[str, Int[np.ndarray, " tokens"]]]  # int32: 4 bytes for a token
     labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
@@ -42,7 +41,7 @@ class LabelledItems(Dataset[Item]):
         return len(self.windows)
 
     def __getitem__(self, index: int | None) -> Item:
-        if index is FILLER:
+        if index is None:
             shortest = self[int(self.lengths.argmin())]
             return {**shortest, "labels": np.full_like(self.labels[0], IGNORED_LABEL).tolist()}
         window = {name: values.tolist() for name, values in self.windows[index].items()}
@@ -54,8 +53,8 @@ class LabelledItems(Dataset[Item]):
 
 
 def grouped_by_length(
-    lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int, multiple: int = 1
-) -> list[int | None]:
+    lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int
+) -> list[int]:
     """Random order of batches of texts of similar length: a pure function of seed and epoch.
 
     The batches are those of transformers, which sorts random pools of texts, in random order. The first has the longest
@@ -64,7 +63,7 @@ def grouped_by_length(
     Args:
         lengths: Lengths of the texts in tokens.
         batch_size: Texts per update.
-        seed, epoch, multiple: As for `shuffled_blocks`.
+        seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])
     generator = torch.Generator().manual_seed(int(random.integers(2**63)))
@@ -72,7 +71,7 @@ def grouped_by_length(
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     places = np.arange(len(batches))
     random.shuffle(places[1 : len(order) // batch_size])  # an incomplete batch stays at the end
-    return [*(index for place in places for index in batches[place]), *[FILLER] * (-len(order) % multiple)]
+    return [index for place in places for index in batches[place]]
 
 
 def labelled_inputs(

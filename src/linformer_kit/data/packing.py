@@ -39,7 +39,6 @@ from linformer_kit.files.writing import whole_folder
 
 logger = logging.getLogger(__name__)
 
-FILLER = None  # index of a block without labels, which fills up batches
 _MASKED, _REPLACED = 0.8, 0.1  # shares of the selected tokens, as in BERT and RoBERTa; the others are unchanged
 # Part of the name of each cached file: increase it when the same documents give other blocks.
 _FORMAT_VERSION = 1
@@ -196,8 +195,8 @@ class BlockMasker:
 class MaskedBlocks(torch.utils.data.Dataset):
     """Packed blocks with new masks in each epoch.
 
-    Indexed by `(epoch, index)`, as `shuffled_blocks` gives them, or by `index` for epoch 0. The index `FILLER` gives a
-    block without labels, which the loss ignores.
+    Indexed by `(epoch, index)`, as `shuffled_blocks` gives them, or by `index` for epoch 0. The key None gives a block
+    without labels, which the loss ignores.
 
     Attributes:
         blocks: The blocks before masking, as arrays.
@@ -210,20 +209,15 @@ class MaskedBlocks(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def __getitem__(self, key: int | tuple[int, int | None]) -> dict[str, torch.Tensor]:
+    def __getitem__(self, key: int | tuple[int, int] | None) -> dict[str, torch.Tensor]:
+        if key is None:
+            return {**self[0], "labels": torch.full_like(self[0]["labels"], IGNORED_LABEL)}
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if index is FILLER:
-            block = self[epoch, 0]
-            return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # a negative index would give the same block with other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
         return self._masks(self.blocks[index]["input_ids"], epoch=epoch, index=index)
 
 
-def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) -> list[tuple[int, int | None]]:
-    """Random order of the keys `(epoch, index)` of `MaskedBlocks`: a pure function of seed and epoch.
-
-    Keys with `FILLER` are appended up to a multiple of `multiple`, so that all processes have the same number.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(length)
-    return [(epoch, index) for index in (*map(int, order), *[FILLER] * (-length % multiple))]
+def shuffled_blocks(length: int, *, seed: int, epoch: int) -> list[tuple[int, int]]:
+    """Random order of the keys `(epoch, index)` of `MaskedBlocks`: a pure function of seed and epoch."""
+    return [(epoch, index) for index in np.random.default_rng([seed, epoch]).permutation(length).tolist()]

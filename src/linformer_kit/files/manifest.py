@@ -83,11 +83,7 @@ def recover(parent: Path, names: re.Pattern[str]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        InputError: if the file is not a JSON object.
-    """
+    """Read a JSON object from a file; an `InputError` if the file is not a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -161,7 +161,7 @@ class Distillation(Task):
         """Stay in evaluation mode, so that there is no dropout."""
         return super().train(False)
 
-    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
+    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
         inputs = len(self.train_items)
         return passage_keys(inputs, longest=self._longest, batch_size=global_batch_size, seed=self.seed, epoch=epoch)
 

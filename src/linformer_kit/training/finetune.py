@@ -202,10 +202,9 @@ class Classification(Task):
         super().__init__(model, tokenizer, **data)
         self._texts_in_update, self._metrics = texts_in_update, metrics
 
-    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
-        return grouped_by_length(
-            self.train_items.lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch, multiple=multiple
-        )
+    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+        lengths = self.train_items.lengths
+        return grouped_by_length(lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch)
 
     def labels(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED_LABEL).sum()

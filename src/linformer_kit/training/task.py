@@ -61,13 +61,11 @@ class Task(nn.Module):
         """Number of units in a sequence."""
         return 1
 
-    def order(self, epoch: int, *, global_batch_size: int, multiple: int) -> list[Any]:
+    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
         """Keys of the training items of an epoch, counted from 0, a pure function of the task's seed and the epoch.
 
-        Args:
-            epoch: Number of the epoch.
-            global_batch_size: Sequences of one forward pass over all processes.
-            multiple: The keys are padded to a multiple of this, with keys of items without labels.
+        `global_batch_size` is the number of sequences of one forward pass over all processes. If the keys do not fill
+        the last one, several processes need items without labels, which have the key None.
         """
         raise NotImplementedError
 
@@ -115,17 +113,12 @@ class Batches:
         self._size, self._accumulation = settings.per_device_train_batch_size, settings.gradient_accumulation_steps
         self._global_batch_size = self._size * process.num_processes
         self._loading = _loading(task, settings)
-        # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
-        self._multiple = self._global_batch_size if process.num_processes > 1 else 1
+        self._is_padded = process.num_processes > 1
         self.in_epoch = -(-len(self._keys(0)) // self._global_batch_size)
         self.updates_in_epoch = -(-self.in_epoch // self._accumulation)
 
     def epochs(self, position: Position) -> float:
-        """Epochs done, with a fraction.
-
-        Raises:
-            InputError: for a position outside the data.
-        """
+        """Epochs done, with a fraction; an `InputError` for a position outside the data."""
         done = position.batches
         if done >= self.in_epoch:
             raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {done}")
@@ -144,7 +137,9 @@ class Batches:
             yield UpdateBatches(batches, last - first, position)
 
     def _keys(self, epoch: int) -> list[Any]:
-        return self._task.order(epoch, global_batch_size=self._global_batch_size, multiple=self._multiple)
+        keys = self._task.order(epoch, self._global_batch_size)
+        # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
+        return keys + [None] * (self._is_padded * (-len(keys) % self._global_batch_size))
 
     def _keys_of_batches(self, start: Position) -> Iterator[list[Any]]:
         """The keys of this process's part of each global batch, over all epochs."""
