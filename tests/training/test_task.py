@@ -1,0 +1,267 @@
+"""Tasks: an exact loss, the same however an update is cut; new masks in each epoch; batches from any start on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from linformer_cli.settings import IGNORED_LABEL
+from linformer_kit import InputError, LinformerForSequenceClassification
+from linformer_kit.data.inputs import LabelledItems, grouped_by_length
+from linformer_kit.data.packing import shuffled_blocks
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training import pretrain
+from linformer_kit.training.finetune import Classification, classification_loss
+from linformer_kit.training.loop import Training
+from linformer_kit.training.state import Position
+from linformer_kit.training.task import Batches, Task
+from tests.training.conftest import TRAIN, small_plan, small_settings
+
+FILLER = (-1, -1)
+
+
+class Echo(Dataset):
+    """Items that are their own keys."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, key: object) -> object:
+        return key
+
+
+def collate(keys: list) -> dict[str, torch.Tensor]:
+    """Epoch and index of each."""
+    return {
+        "keys": torch.tensor([key if isinstance(key, tuple) else FILLER if key is None else (0, key) for key in keys])
+    }
+
+
+class EchoTask(Task):
+    def order(self, epoch: int, global_batch_size: int) -> list:
+        return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch)
+
+
+def echo(count: int = TRAIN, validation: int = 7) -> EchoTask:
+    return EchoTask(None, None, train=Echo(count), validation=Echo(validation), collate=collate)
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Makes this process one of several."""
+
+    def become(rank: int, count: int) -> None:
+        state = SimpleNamespace(process_index=rank, num_processes=count, device=torch.device("cpu"))
+        monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda: state)
+
+    return become
+
+
+def take(task: Task, count: int, start: Position | None = None, **fields: int) -> list:
+    """Rows of each forward pass of so many updates, the sequences that count, and where each ends."""
+    updates = Batches(task, small_settings(**fields)).updates(start or Position())
+    found = []
+    for update in itertools.islice(updates, count):
+        rows = [next(iter(batch.values())).tolist() for batch in update.batches]
+        found.append((rows, update.sequences, update.position))
+    updates.close()
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_epoch_ends_with_what_is_left(process, processes):
+    """19 sequences in passes of 4, two in an update: the last has one pass of 3, and then a new epoch begins."""
+    fields = {"per_device_train_batch_size": 4 // processes, "gradient_accumulation_steps": 2}
+    process(0, processes)
+    found = take(echo(), 7, **fields)
+    assert [sequences for _, sequences, _ in found] == [8, 8, 3, 8, 8, 3, 8]
+    assert [position for _, _, position in found] == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0), (2, 2)]
+    assert [len(rows) for rows, _, _ in found] == [2, 2, 1, 2, 2, 1, 2]
+    batches = Batches(echo(), small_settings(**fields))
+    assert (batches.in_epoch, batches.updates_in_epoch) == (5, 3)
+    assert [batches.epochs(position) for _, _, position in found[:4]] == [0.4, 0.8, 1.0, 1.4]
+
+
+def test_processes_have_equally_many_items_and_none_twice(process):
+    """What fills the last pass has no labels."""
+    rows = []
+    for rank in range(3):
+        process(rank, 3)
+        mine = [row for passes, *_ in take(echo(), 4, per_device_train_batch_size=2) for part in passes for row in part]
+        rows += map(tuple, mine)
+        assert len(mine) == 8
+    assert rows.count(FILLER) == 5 and len(set(rows)) == TRAIN + 1
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (2, 2)])
+def test_the_rest_is_the_same_from_any_place_on(process, accumulation, processes):
+    process(processes - 1, processes)
+    whole = take(echo(), 13, gradient_accumulation_steps=accumulation)
+    for done in range(1, 13):
+        start = whole[done - 1][2]
+        assert take(echo(), 13 - done, start, gradient_accumulation_steps=accumulation) == whole[done:]
+
+
+@pytest.mark.parametrize("batches", [5, 2**62])
+def test_a_place_that_is_not_in_the_data_is_rejected(process, batches):
+    """Of a checkpoint of other data, or of other sizes."""
+    process(0, 1)
+    message = f"position: expected fewer than 5 batches in an epoch, got {batches}"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Batches(echo(), small_settings()).epochs(Position(1, batches))
+
+
+def test_every_epoch_has_its_own_order_and_masks(build):
+    training = build(updates=10, evaluate_every=99)
+    seen: list[torch.Tensor] = []
+    forward = training.task.forward
+    training.task.forward = lambda batch, labels: (seen.append(batch["labels"]), forward(batch, labels))[1]
+    training.run()
+    rows = torch.cat(seen)
+    assert len(rows) == 2 * TRAIN
+    first, second = ({tuple(row.tolist()) for row in part} for part in (rows[:TRAIN], rows[TRAIN:]))
+    assert len(first) == TRAIN and not first & second
+    items = training.task.train_items
+    assert second == {tuple(items[(1, index)]["labels"].tolist()) for index in range(TRAIN)}
+
+
+@pytest.mark.parametrize("count", [0, 256, 257, 600])
+def test_the_number_of_predicted_tokens_is_a_multiple(count):
+    labels = torch.full((3, 200), IGNORED_LABEL)
+    chosen = torch.randperm(600)[:count]
+    labels.view(-1)[chosen] = 5
+    positions = pretrain._predicted_positions(labels)
+    assert len(positions) == min(600, -(-count // 256) * 256)
+    assert torch.equal(positions[:count], chosen.sort().values) and len(set(positions.tolist())) == len(positions)
+
+
+def test_the_other_tokens_add_nothing(masked, monkeypatch):
+    task = masked({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    task.model.double()
+    batch = default_collate([task.train_items[index] for index in range(5)])
+    results = []
+    for multiple in (1, 64):
+        monkeypatch.setattr(pretrain, "_PREDICTED", multiple)
+        loss = task(batch, torch.tensor(1000))
+        results.append([loss, *torch.autograd.grad(loss, [*task.model.parameters()])])
+    for exact, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_sums_are_those_of_the_model(masked):
+    task = masked().eval()
+    batch = default_collate([task.validation_items[index] for index in range(3)])
+    batch["labels"][1] = IGNORED_LABEL
+    (sums, counts), labels = task.measure(batch), batch["labels"]
+    assert counts.tolist() == (labels != IGNORED_LABEL).sum(dim=1).tolist() and counts[1] == 0
+    torch.testing.assert_close(sums.sum() / counts.sum(), task.model(**batch).loss)
+
+
+def test_the_loss_by_hand():
+    """Of one class of several, and of several classes of a text."""
+    logits, first, second = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), math.log(1 + math.exp(-2)), math.log(2)
+    assert classification_loss(logits, torch.tensor([0, 1]), 5).item() == pytest.approx((first + second) / 5)
+    several = classification_loss(logits[:1], torch.tensor([[1.0, 0.0]]), 2)
+    assert several.item() == pytest.approx((first + second) / 2)
+
+
+def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
+    """As one without them; of them alone, nothing."""
+    logits = torch.randn(3, 2, requires_grad=True)
+    for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])):
+        filled = labels.clone()
+        filled[2] = -100
+        without = classification_loss(logits[:2], labels[:2], 3)
+        torch.testing.assert_close(classification_loss(logits, filled, 3), without)
+        alone = classification_loss(logits[2:], filled[2:], 4)
+        assert alone.item() == 0 and not torch.autograd.grad(alone, logits)[0].any()
+
+
+def test_an_item_that_fills_a_batch_has_no_label():
+    lengths = [3, 9, 1, 4, 7]
+    for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
+        texts = items_of([[0] * length for length in lengths], [labels] * len(lengths))
+        assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
+
+
+@pytest.mark.parametrize("count", [5, 100, 800, 5000])
+def test_batches_are_others_in_each_epoch_and_with_each_seed(count):
+    """Of similar lengths, in no order of lengths; the longest text in the first one, a smaller batch at the end."""
+    lengths = [n * 7919 % 1009 for n in range(count)]
+
+    def batches(seed: int, epoch: int) -> list[frozenset[int]]:
+        torch.manual_seed(epoch)
+        order = grouped_by_length(lengths, batch_size=16, seed=seed, epoch=epoch)
+        assert sorted(order) == list(range(count))
+        return [frozenset(order[start : start + 16]) for start in range(0, count, 16)]
+
+    first = batches(3, 0)
+    assert batches(3, 0) == first and max(lengths[index] for index in first[0]) == max(lengths)
+    for other in (batches(3, 1), batches(4, 0)):
+        assert count < 16 or len({*first, *other}) > 1.8 * len(first)
+    if count >= 800:
+        means = [np.mean([lengths[index] for index in batch]) for batch in first]
+        spreads = [np.ptp([lengths[index] for index in batch]) for batch in first]
+        assert np.median(spreads) < 200, "lengths of a batch are similar"
+        falls = np.mean(np.diff(means[1:]) < 0)
+        assert 0.3 < falls < 0.7, "long batches are not followed by shorter ones"
+
+
+def task_of(model, texts, tokenizer, **arguments: object) -> Classification:
+    usual = {"texts_in_update": 4, "seed": 3, "metrics": ("accuracy",)}
+    return Classification(model, tokenizer, train=texts, validation=texts, **{**usual, **arguments})
+
+
+def items_of(ids, targets) -> LabelledItems:
+    return LabelledItems([{"input_ids": np.array(each, np.int32)} for each in ids], np.array(targets), {})
+
+
+def texts_of(targets) -> LabelledItems:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
+    ids = [torch.randint(5, 281, (length,), generator=generator).tolist() for length in lengths]
+    return items_of(ids, targets)
+
+
+def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):
+    texts = texts_of([n % 3 for n in range(11)])
+    model = LinformerForSequenceClassification(config(vocab_size=281, num_labels=3))
+
+    def evaluated(size: int) -> dict[str, float]:
+        task = task_of(model, texts, tokenizer)
+        training = Training(task, small_settings(per_device_train_batch_size=size), small_plan(), tmp_path)
+        return task.metrics(*training.measure())
+
+    plain = evaluated(11)
+    assert evaluated(4) == pytest.approx(plain, rel=1e-5) and set(plain) == {"loss", "accuracy"}
+    items = texts_of([n % 3 for n in range(11)])
+    logits = torch.cat([model(torch.tensor([item["input_ids"]])).logits for item in items])
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([item["labels"] for item in items]))
+    assert plain["loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 7, vocab_size=281, max_length=37)
+
+
+def test_the_loss_of_an_update_is_that_of_its_labels(config, tokenizer):
+    """Of texts without a filler, or of texts and classes."""
+    model = LinformerForSequenceClassification(config(vocab_size=281, num_labels=3)).eval()
+    for targets in ([0, 1, 2, 1], [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]):
+        texts = texts_of(targets)
+        task = task_of(model, texts, tokenizer)
+        batch = dict(task.collate([task.train_items[None], *(texts[index] for index in range(4))]))
+        assert int(task.labels(batch)) == torch.tensor(targets).numel()
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        expected = classification_loss(model(**inputs).logits, batch["labels"], 31)
+        assert task(batch, torch.tensor(31)).item() == pytest.approx(expected.item())
