@@ -13,7 +13,7 @@ from linformer_cli.errors import MachineError
 from linformer_kit import InputError
 from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run
-from tests.training.conftest import small_plan, small_settings, spoilt
+from tests.training.conftest import small_plan, small_settings
 
 FINGERPRINTS = {"text_fingerprint": "abc"}
 
@@ -110,11 +110,6 @@ def test_settings_that_make_it_another_run_are_rejected(tmp_path):
         Run("pretrain", changed, may_change=[name])
     with pytest.raises(InputError, match=r"^resume: expected global_batch_size as in .*run\.json, 4, got 2$"):
         Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, per_device_train_batch_size=2))
-
-
-def test_where_a_training_diverged_is_said(masked, tmp_path):
-    training = opened(tmp_path / "out").train(spoilt(masked(), (1, 0)), small_plan(3))
-    assert training.diverged.startswith("update 2 (epoch 0.2): expected a finite loss and gradient, got a")
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):

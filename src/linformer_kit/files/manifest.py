@@ -94,11 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Sizes and hashes of a manifest, by file name.
-
-    Raises:
-        InputError: for a manifest that is missing, damaged, or names files elsewhere.
-    """
+    """Sizes and hashes, by file name; an `InputError` if the manifest is missing, damaged, or names files elsewhere."""
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{path}: expected a manifest, got no such file")

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from linformer_cli.errors import DivergedError, InputError, renamed
+from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import DistillSettings, check_model_is_kept, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder
@@ -54,8 +54,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     """
     check_model_is_kept(settings.model, settings.output_dir)
     layerwise = settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps
-    if not 0 <= layerwise <= settings.max_steps:
-        raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {layerwise}")
+    check_input(0 <= layerwise <= settings.max_steps, "layerwise_steps", f"0 to {settings.max_steps}", layerwise)
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
     if settings.adapter_rank and settings.fully_shard:
@@ -107,11 +106,7 @@ class Pair:
 
 
 def _load_pair(settings: DistillSettings) -> Pair:
-    """Load the teacher and linearise a copy of it, the student.
-
-    Raises:
-        InputError: for a teacher that cannot be linearised.
-    """
+    """Load the teacher and linearise a copy of it, the student; an `InputError` if it cannot be linearised."""
     if settings.layers == []:
         raise InputError("layers: expected one or more to distil, got none")
     set_seed(settings.seed)
@@ -144,10 +139,9 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
     packing = not whole if settings.packing is None else settings.packing
     encoder = Encoder(pair.tokenizer, pair.longest)
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
-    batch_size, inputs_to_train = settings.per_device_train_batch_size * processes, len(inputs.train)
-    if inputs_to_train < batch_size:
-        expected = f"at most the {inputs_to_train} training inputs in all processes"
-        raise InputError(f"per_device_train_batch_size: expected {expected}, got {batch_size}")
+    batch_size, limit = settings.per_device_train_batch_size * processes, len(inputs.train)
+    expected = f"at most the {limit} training inputs in all processes"
+    check_input(batch_size <= limit, "per_device_train_batch_size", expected, batch_size)
     return inputs
 
 

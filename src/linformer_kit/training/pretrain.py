@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
-from linformer_cli.errors import DivergedError, InputError, renamed
+from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
@@ -96,11 +96,11 @@ def _check_settings(settings: PretrainSettings) -> None:
     """Raise the errors of settings that contradict each other."""
     if settings.overwrite:  # a study may keep its start in the folder of the run
         check_model_is_kept(settings.from_model, settings.output_dir)
-    if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
+    if settings.load_best_model_at_end:
         expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
-        raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
-    if settings.model.max_position_embeddings == 1:
-        raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
+        check_input(settings.save_steps == settings.eval_steps, "save_steps", expected, settings.save_steps)
+    longest = settings.model.max_position_embeddings
+    check_input(longest > 1, "max_position_embeddings", "2 or more, a start token and text", longest)
     LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
 
 
@@ -190,20 +190,15 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
-    """The settings with the architecture of `from_model`, and that model; None for a new model.
-
-    Raises:
-        InputError: for a model that is not a Linformer.
-    """
+    """The settings with the architecture of `from_model`, and that model; None for a new model."""
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
         model = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model").model
     model = model.float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerForMaskedLM):
-        raise InputError(
-            f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
-        )
+        expected = "a Linformer (`linformer convert` makes one)"
+        raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 

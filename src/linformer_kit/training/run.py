@@ -129,11 +129,7 @@ class Run:
             raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
     def _write_record(self, inputs: dict[str, str]) -> None:
-        """Write settings, inputs, and each start of the run with machine and versions.
-
-        Raises:
-            FileExistsError: if another run has started in the folder since it was checked.
-        """
+        """Write settings, inputs and each start of the run; a `FileExistsError` if another has started meanwhile."""
         saved = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in _NOT_SAVED}
         start = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

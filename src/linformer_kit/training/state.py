@@ -178,10 +178,11 @@ class TrainingLog:
 
     def add(self, values: dict[str, float], label: str = "") -> None:
         """Add a line of values, and print `label` above the progress bar."""
+        line = self._state.add(**values)
         # TensorBoard and others group values by the part before a slash.
         grouped = {
             f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": value
-            for name, value in self._state.add(**values).items()
+            for name, value in line.items()
         }
         for tracker in self._trackers:
             tracker.log(grouped, step=self._state.update)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import check_input
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.files.stopping import ignore_signals
 from linformer_kit.training.state import Position
@@ -119,10 +119,9 @@ class Batches:
 
     def epochs(self, position: Position) -> float:
         """Epochs done, with a fraction; an `InputError` for a position outside the data."""
-        done = position.batches
-        if done >= self.in_epoch:
-            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {done}")
-        return position.epoch + done / self.in_epoch
+        expected = f"fewer than {self.in_epoch} batches in an epoch"
+        check_input(position.batches < self.in_epoch, "position", expected, position.batches)
+        return position.epoch + position.batches / self.in_epoch
 
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
         """Yield the batches of each update, without end."""
