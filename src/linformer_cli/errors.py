@@ -142,7 +142,7 @@ def of_extra(name: str) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package.startswith("linformer_"):
             raise
-        raise InputError(f"expected the package {package} (pip install 'linformer-kit[{name}]'), got none") from None
+        raise InputError(f'expected the package {package} (pip install "linformer-kit[{name}]"), got none') from None
 
 
 @contextmanager
