@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ from linformer_kit.operator.kernels import Processor
 def test_the_machine_is_named():
     told = environment(torch.device("cpu"))
     assert told["device"] and told["threads"] == torch.get_num_threads() and told["torch"] == torch.__version__
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
+    def of_installed(name: str) -> str:
+        if name == "accelerate":  # of an extra, which `linformer bench` does not need
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(environment_module, "version", of_installed)
+    told = environment(torch.device("cpu"))
+    assert told["accelerate"] is None and told["transformers"] == version("transformers")
 
 
 def repository(folder: Path, name: str) -> str:

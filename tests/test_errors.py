@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from linformer_cli.cli import main
-from linformer_cli.errors import PROCESS_KILLED, InputError, input_errors, machine_failure
+from linformer_cli.errors import PROCESS_KILLED, InputError, input_errors, machine_failure, of_extra
 from linformer_kit.training import finetune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -51,6 +51,18 @@ def test_all_else_is(error, message):
     with pytest.raises(InputError) as raised, input_errors("config"):
         raise error
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ModuleNotFoundError("Could not import module 'a'."), ModuleNotFoundError("a bug", name="linformer_kit.a")],
+    ids=str,
+)
+def test_no_extra_is_named_where_it_would_not_help(error):
+    """An error of transformers, which names no package; a module of ours."""
+    with pytest.raises(ModuleNotFoundError) as raised, of_extra("commands"):
+        raise error
+    assert raised.value is error
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jaxtyping import TypeCheckError
 
 import linformer_cli
 import linformer_kit
+from linformer_cli.table import COMMANDS
 from linformer_kit.operator import slots
 
 PACKAGE = Path(linformer_kit.__file__).parent
@@ -160,11 +161,12 @@ def test_the_library_is_light():
 
 
 WITHOUT_EXTRAS = """
-import sys
+import shlex, sys
 sys.modules |= dict.fromkeys(sys.argv[1:])  # as if they were not installed
 import torch
 import linformer_kit as lk
 from linformer_cli.cli import main
+from linformer_cli.table import COMMANDS
 from transformers import AutoModel, BertConfig, BertModel
 
 x = torch.zeros(1, 7, 6)
@@ -177,20 +179,30 @@ try:
 except lk.InputError as error:
     print(error)
 print(type(lk.linearize(encoder, 3)).__name__)
-main(["predict", "model", "texts.txt"])
+for name, command in COMMANDS.items():
+    if name not in ("linearize", "convert", "bench"):  # which need none
+        print(name, file=sys.stderr)
+        try:
+            main([name, *shlex.split(command.example)])
+        except SystemExit as exit_:
+            assert exit_.code == 2
 """
 
 
 @pytest.mark.e2e
-def test_what_a_missing_extra_takes_away_is_said_in_one_line():
+def test_what_a_missing_extra_takes_away_is_said_in_one_line(tmp_path):
     command = [sys.executable, "-c", WITHOUT_EXTRAS, *OF_EXTRAS]
-    result = subprocess.run(command, capture_output=True, text=True)
-    expected = "expected the package {} (pip install 'linformer-kit[{}]'), got none"
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    expected = 'expected the package {} (pip install "linformer-kit[{}]"), got none'
     lines = ["1 7 6", "LinformerModel", expected.format("peft", "adapters"), "LinearBertModel"]
     assert result.stdout.splitlines() == lines, result.stderr
-    assert result.stderr.startswith("linformer: error: expected the package ")
-    assert result.stderr.endswith(" (pip install 'linformer-kit[commands]'), got none\n")
-    assert result.returncode == 2
+    said = dict(zip(*[iter(result.stderr.splitlines())] * 2, strict=True))  # a line for each command
+    assert len(said) == len(COMMANDS) - 3 and result.returncode == 0
+    for name, line in said.items():
+        extra = "export" if name == "export" else "commands"
+        assert re.fullmatch(re.escape("linformer: error: " + expected).replace(r"\{\}", r"(\w+)"), line)[2] == extra, (
+            line
+        )
 
 
 def test_shapes_in_the_signatures_are_checked():

@@ -140,9 +140,9 @@ def of_extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package.startswith("linformer_"):
+        if error.name is None or package.startswith("linformer_"):
             raise
-        raise InputError(f"expected the package {package} (pip install 'linformer-kit[{name}]'), got none") from None
+        raise InputError(f'expected the package {package} (pip install "linformer-kit[{name}]"), got none') from None
 
 
 @contextmanager

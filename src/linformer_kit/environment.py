@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from linformer_kit.operator.kernels import Processor
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Machine, versions and commit, to record with results."""
+    """Machine, versions and commit, to record with results; None for a package that is not installed."""
     return {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
@@ -29,7 +29,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: version(name) for name in ("transformers", "accelerate", "datasets", "tokenizers")},
+        **{name: _version(name) for name in ("transformers", "accelerate", "datasets", "tokenizers")},
         "linformer_kit": __version__,
         "commit": _commit(),
     }
@@ -80,6 +80,14 @@ def fast_dtype(asked: str, device: torch.device) -> torch.dtype:
     else:
         is_fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if is_fast else torch.float32
+
+
+def _version(package: str) -> str | None:
+    """The version of a package; None if it is not installed, since some are of extras."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

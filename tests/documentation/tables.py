@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_INSTALLS = "installs; `.ci/run` does it"
+_INSTALLS = "installs; `.ci/run` and `.ci/package` do it"
 _MACHINES = "several machines"
 _RAY = "installs; test_examples runs it"
 
@@ -12,6 +12,7 @@ SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/r
 NOT_RUN = {
     "README.md": {
         "pip install -r requirements.txt": _INSTALLS,
+        "pip install -e '.[commands]'": _INSTALLS,
         "pip install -r requirements-dev.txt": _INSTALLS,
         "pytest -n 2": "it is running",
     },

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import of_extra
 from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment
 from linformer_kit.export.exportable import check_tokenizer, load
@@ -48,10 +48,9 @@ def export(settings: ExportSettings) -> dict[str, Any]:
         InputError: for a model that cannot be exported, libraries that are not installed, or a result that does not
             agree with PyTorch. Nothing is written then.
     """
-    for package in _PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            needed = f"{', '.join(_PACKAGES)} to be installed (pip install 'linformer-kit[export]')"
-            raise InputError(f"export: expected {needed}, got no {package}")
+    with of_extra("export"):
+        for package in _PACKAGES:
+            importlib.import_module(package)
     from linformer_kit.export.onnx_file import write_files  # imports the packages
 
     source = load(settings.model)
