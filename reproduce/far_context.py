@@ -1,12 +1,12 @@
 """Does an encoder use far context? Masked words in whole sequences, and in pieces of the same sequences.
 
-Held-out documents are cut into sequences of n tokens. Some words are masked, all tokens of each: of a name, tokens that
-stay would give away the others. Each encoder predicts them in the whole sequence, and in pieces of 512 tokens, and the
-losses are compared by the distance to the nearest other occurrence of the word that is not masked. A word is a run of
-letters and digits, in any case. What is beyond 512 tokens can be read in whole sequences only.
+Held-out documents are cut into sequences of n tokens. Some words (runs of letters and digits) are masked, all tokens of
+each: of a name, tokens that stay would give away the others. Losses in the whole sequence and in its pieces of 512
+tokens are compared by the distance to the nearest occurrence of the word, in any case, that is not masked.
 
-    python -m reproduce.learning --studies length-2048 --train_file WIKIPEDIA BOOKS --output_dir runs/length
-    python -m reproduce.far_context --models runs/length/trainings/length-2048/*seed_?
+    python -m reproduce.far_context --models LENGTH/trainings/length-2048/*seed_?
+
+LENGTH is the folder of `python -m reproduce.learning --studies length-2048 --train_file WIKIPEDIA BOOKS`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from linformer_kit.report.figures import new_figure, show_grid
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 
 DISTANCES = (8, 32, 128, 512, 1024, 2048, 4096, math.inf)  # largest of each group; the last: no other occurrence
-GROUPS = {"all": slice(8), "up to 8": slice(1), "32": slice(1, 2), "128": slice(2, 3), "512": slice(3, 4)}
-GROUPS |= {"1,024": slice(4, 5), "2,048": slice(5, 6), "4,096": slice(6, 7), "nowhere else": slice(7, 8)}
-GROUPS |= {"only beyond 512": slice(4, 7)}
+NAMES = ("up to 8", "32", "128", "512", "1,024", "2,048", "4,096", "nowhere else")
+GROUPS = {"all": slice(8)} | {NAMES[i]: slice(i, i + 1) for i in range(8)} | {"beyond 512": slice(4, 7)}
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -60,8 +59,8 @@ def measure(settings: Settings, results: Results) -> None:
     for folder in tqdm(settings.models, desc="encoders"):
         trained = PretrainSettings(**yaml.safe_load((Path(folder) / "settings.yaml").read_text("utf-8")))
         ending = f", {trained.learning_rate:g}, seed {trained.seed}"  # as reproduce.learning names them
-        name, n = Path(folder).name.replace("_", " ").removesuffix(ending), trained.model.max_position_embeddings
-        key = {"model": name, "n": n, "seed": trained.seed}
+        name = Path(folder).name.replace("_", " ").removesuffix(ending)
+        key = {"model": name, "n": trained.model.max_position_embeddings, "seed": trained.seed}
         if results.find(**key) is None:
             loaded = load_model(folder, AutoModelForMaskedLM, "a masked language model")
             sums = _losses(settings, trained, loaded.model.to(best_device()).eval(), loaded.tokenizer)
@@ -73,12 +72,11 @@ def _losses(settings: Settings, trained: PretrainSettings, model: Any, tokenizer
     """Masked tokens by distance, and the sums of their losses in whole sequences and in pieces, `[3, distances]`."""
     corpus = load_corpus(trained, seed=trained.seed if trained.split_seed is None else trained.split_seed)
     width, device, sums = settings.piece - 1, model.device, np.zeros((3, len(DISTANCES)))
-    dtype = fast_dtype(trained.dtype, device)
+    dtype, mask = fast_dtype(trained.dtype, device), tokenizer.mask_token_id
     length = trained.model.max_position_embeddings // settings.piece * width
     for ids, distances in tqdm(list(_sequences(settings, texts_of(corpus.validation), tokenizer, length))):
-        places = distances.isnan().logical_not().nonzero()[:, 0]
-        groups, masked = np.searchsorted(DISTANCES, distances[places]), ids.clone()
-        masked[places] = tokenizer.mask_token_id
+        places = (~distances.isnan()).nonzero()[:, 0]
+        groups, masked = np.searchsorted(DISTANCES, distances[places]), ids.index_fill(0, places, mask)
         np.add.at(sums[0], groups, 1)
         for row, size in ((1, length), (2, width)):
             inputs = F.pad(masked.view(-1, size), (1, 0), value=start_token_id(tokenizer)).to(device)
@@ -94,8 +92,7 @@ def _losses(settings: Settings, trained: PretrainSettings, model: Any, tokenizer
 def _sequences(
     settings: Settings, texts: Iterator[str], tokenizer: PreTrainedTokenizerFast, length: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sequences of one document each with each of their masks: ids, and at the tokens of masked words the distance to
-    the nearest occurrence that is not masked, elsewhere NaN; `[length]`."""
+    """Sequences of one document with each mask: ids, and distances of the tokens of masked words, elsewhere NaN."""
     generator = np.random.default_rng(0)
     for text in texts:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -117,28 +114,27 @@ def _sequences(
 
 
 def losses(content: Record) -> Iterator[tuple[str, str, pandas.DataFrame]]:
-    """Of each model and n: its names, and mean losses in pieces and in the whole and the gain, by group and seed."""
+    """Of each model and n: its names, and its losses in pieces, in the whole, and the gain, by group and then seed."""
     for (model, n), of in pandas.DataFrame(content["records"]).groupby(["model", "n"], sort=False):
-        sums = {name: np.array(of[name].tolist()) for name in ("tokens", "pieces", "whole")}
-        sums["gain"] = sums["pieces"] - sums["whole"]
-        rows = {
-            name: {way: list(sums[way][:, group].sum(1) / tokens) for way in ("pieces", "whole", "gain")}
-            for name, group in GROUPS.items()
-            if (tokens := sums["tokens"][:, group].sum(1)).all()
-        }
-        yield str(model), f"{n:,}", pandas.DataFrame(rows)
+        tokens, pieces, whole = (np.array(of[name].tolist()) for name in ("tokens", "pieces", "whole"))
+        found = pandas.DataFrame(index=["pieces", "whole", "gain"])
+        for name, group in GROUPS.items():
+            if (count := tokens[:, group].sum(1)).all():
+                found[name] = [list(sums[:, group].sum(1) / count) for sums in (pieces, whole, pieces - whole)]
+        yield str(model), f"{n:,}", found
 
 
 def table(content: Record) -> str:
     """Losses and gains by distance, as Markdown."""
-    piece, rows = content["settings"]["piece"], []
-    for model, n, frame in losses(content):
-        for way, of in frame.iterrows():
-            rows.append({"model": model, "n": n, "": way} | {name: mean_and_deviation(of[name], 3) for name in frame})
+    rows = [
+        {"model": model, "n": n, "": way} | {name: mean_and_deviation(of[name], 3) for name in found}
+        for model, n, found in losses(content)
+        for way, of in found.iterrows()
+    ]
     return f"""# Does it use far context?
 
-Loss in nats of masked words of held-out documents, in pieces of {piece} tokens and in whole sequences of n, by the
-distance in tokens to another occurrence of the word. Means over seeds with the sample's standard deviation.
+Nats for a token of a masked word, in pieces of {content["settings"]["piece"]} tokens and in the whole sequence of n, by
+the distance to another occurrence of the word; means over seeds with the sample's standard deviation.
 
 {markdown(pandas.DataFrame(rows))}"""
 
@@ -146,13 +142,12 @@ distance in tokens to another occurrence of the word. Means over seeds with the 
 def draw(content: Record) -> Figure:
     """What the whole sequence gains by distance, a line for each model and n; shaded: the range of the seeds."""
     figure, axes = new_figure((7.5, 4.5))
-    for model, n, frame in losses(content):
-        names = list(frame)[1 : None if "only beyond 512" not in frame else -1]
-        gains = [frame[name]["gain"] for name in names]
-        axes.plot(names, list(map(np.mean, gains)), "o-", markersize=4, label=f"{model}, n {n}")
-        axes.fill_between(names, list(map(min, gains)), list(map(max, gains)), alpha=0.15)
+    for model, n, found in losses(content):
+        gains = {place: found[name]["gain"] for place, name in enumerate(NAMES) if name in found}
+        axes.plot(gains.keys(), [*map(np.mean, gains.values())], "o-", markersize=4, label=f"{model}, n {n}")
+        axes.fill_between([*gains], [*map(min, gains.values())], [*map(max, gains.values())], alpha=0.15)
+    axes.set_xticks(range(len(NAMES)), NAMES)
     axes.set(xlabel="tokens to another occurrence of the word, up to", ylabel="gain by the whole sequence (nats)")
-    axes.axhline(0, color="gray", linewidth=0.8)
     axes.legend(fontsize=8)
     show_grid(axes)
     return figure

@@ -320,7 +320,7 @@ def _train(
     settings: Settings, results: Results, name: str, label: str, rate: float, seed: int, minutes: float | None
 ) -> Record:
     """One training; its record."""
-    key = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
+    key: Record = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
     key |= {} if minutes is None else {"minutes": minutes}
     there = results.find(**key)
     if there is not None:
