@@ -136,6 +136,7 @@ def at_length(n: int) -> Study:
         "dynamic, k 32": Variant(DYNAMIC_32, rates, ()),
         "dynamic, k 128": Variant(DYNAMIC, (2e-3,), ()),
         "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (2e-3,), ()),
+        "dynamic, k 32, layer 2 full": Variant(DYNAMIC_32 | {"attention": ["linformer", "full"]}, (2e-3,), ()),
         "means, k 128": Variant({"projection": "mean_pool"}, (2e-3,), ()),
         "means, k 128, 33 neighbours": Variant({"projection": "mean_pool"} | NEAR_33, (2e-3,), ()),
     }

@@ -94,6 +94,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.widest = config.intermediate_size
         self.norm_first = config.norm_first
+        self.is_full = isinstance(projection, FullAttention)
 
     def forward(
         self,
@@ -160,7 +161,7 @@ class LinformerEncoder(nn.Module):
     @property
     def projections(self) -> list[SequenceProjection]:
         """The projection of each layer: its own, or the shared one."""
-        return [inside(layer if layer.self_attn.is_full else self.projection or layer) for layer in self.layers]
+        return [inside(layer if layer.is_full else self.projection or layer) for layer in self.layers]
 
     def forward(
         self,
@@ -195,7 +196,7 @@ class LinformerEncoder(nn.Module):
                 states.append(put_back(hidden, order))
             hidden, weights = layer(hidden, lengths, output_attentions, kernels, in_blocks)
             if weights is not None:
-                attentions.append(put_back_weights(weights, order, columns=layer.self_attn.is_full))
+                attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))
         if self.layer_norm is not None and not in_blocks:
             hidden = self.layer_norm(hidden)
         elif self.layer_norm is not None:
