@@ -133,7 +133,7 @@ def at_length(n: int) -> Study:
     rates = (1e-3, 2e-3, 4e-3)
     variants = {
         "Transformer": Variant(FULL, rates, (0,)),
-        "dynamic, k 32": Variant(DYNAMIC_32, rates, ()),
+        "dynamic, k 32": Variant(DYNAMIC_32, rates, (0,)),
         "dynamic, k 128": Variant(DYNAMIC, (2e-3,), ()),
         "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (2e-3,), ()),
         "dynamic, k 32, layer 2 full": Variant(DYNAMIC_32 | {"attention": ["linformer", "full"]}, (2e-3,), ()),
@@ -273,6 +273,7 @@ class Settings(ScriptSettings):
     """Pretrain small encoders: the studies."""
 
     studies: Training[list[str]]  # Names of the studies.
+    variants: Training[list[str] | None] = None  # Only these variants of the studies; default: all.
     seeds: Training[list[Seed] | None] = None  # Only these seeds; default: those of each variant.
     # Files of text; default: the source of the Python standard library.
     train_file: Training[list[File] | None] = None
@@ -292,7 +293,8 @@ def measure(settings: Settings, results: Results) -> None:
             values = {label: _values(settings, name, label, 0.0, 0) for label in STUDIES[name].variants}
             results.add(timed=name, seconds=seconds_of_updates(values))
     for name in settings.studies:
-        variants = STUDIES[name].variants
+        of = STUDIES[name].variants
+        variants = {label: of[label] for label in of if settings.variants is None or label in settings.variants}
         rates = {label: _best_rate(settings, results, name, label) for label in variants}
         seeds = {label: settings.seeds or variant.seeds for label, variant in variants.items() if variant.seeds}
         for seed in dict.fromkeys(seed for each in seeds.values() for seed in each):
