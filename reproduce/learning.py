@@ -11,6 +11,7 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
     neighbours       exact neighbours and dynamic slots beside a convolution (n 128, 3 hours)
     equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
     equal-time-2048  3 minutes for each at n 2,048 (an hour)
+    length-2048      40 minutes for each at n 2,048, also length-4096 (5 hours each)
     slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
 Text: the source of the Python standard library. Results, on 2 cores: benchmarks/learning_epyc-2-cores_202611 (start,
@@ -22,20 +23,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch.utils.data import default_collate
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_cli.settings.declare import Count, File, Folder, Seed, Training, settings
+from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit.analysis.measure import interleaved
+from linformer_kit.data.packing import load_masked_text
+from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.training.pretrain import pretrain
+from linformer_kit.training.batches import to_device
+from linformer_kit.training.loop import adamw
+from linformer_kit.training.pretrain import MaskedLanguageModel, pretrain
 from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 
@@ -73,7 +82,10 @@ NEAR_17, NEAR_33 = {"sliding_window": 17}, {"sliding_window": 33}
 
 
 class Variant(NamedTuple):
-    """Settings that differ from the base of a study, the learning rates to try, and the seeds (one: large effects)."""
+    """Settings that differ from the base of a study, the learning rates to try, and the seeds.
+
+    One seed for large effects; none for what is only tried.
+    """
 
     changes: dict[str, Any]
     rates: tuple[float, ...]
@@ -87,7 +99,9 @@ class Study(NamedTuple):
         title: Its heading.
         base: Settings that differ from `BASE`.
         variants: The variants by name.
-        minutes: Time of each training, instead of a number of updates; warm-up and evaluations keep their share.
+        minutes: Time of each training, instead of a number of updates: as many as fit into it at the median time of an
+            update, all variants alternately. Warm-up and evaluations keep their share.
+        trial: Minutes of the trainings that try rates; default: as long as the others.
         drawn: The variants in the figure; default: the first, and those with the most seeds, then the least loss.
     """
 
@@ -95,12 +109,39 @@ class Study(NamedTuple):
     base: dict[str, Any]
     variants: dict[str, Variant]
     minutes: float | None = None
+    trial: float | None = None
     drawn: tuple[str, ...] = ()
+
+
+_TIMED = 15  # updates of each variant
 
 
 def start(sharing: str, initializer: str) -> Variant:
     """A variant of the study `start`."""
     return Variant({"sharing": sharing, "projection_initializer": initializer}, (1e-3, 2e-3, 4e-3))
+
+
+def at_length(n: int) -> Study:
+    """Equal time for long enough to learn from far context; far_context.py reads the encoders."""
+    base = {
+        "vocab_size": 8192,  # most names are few tokens
+        "validation_fraction": 0.01,
+        "max_position_embeddings": n,
+        "per_device_train_batch_size": 4096 // n,
+        "save_steps": 125,
+    }
+    rates = (1e-3, 2e-3, 4e-3)
+    variants = {
+        "Transformer": Variant(FULL, rates, (0,)),
+        "dynamic, k 32": Variant(DYNAMIC_32, rates, (0,)),
+        "dynamic, k 128": Variant(DYNAMIC, (2e-3,), ()),
+        "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (2e-3,), ()),
+        "dynamic, k 32, layer 2 full": Variant(DYNAMIC_32 | {"attention": ["linformer", "full"]}, (2e-3,), ()),
+        "means, k 128": Variant({"projection": "mean_pool"}, (2e-3,), ()),
+        "means, k 128, 33 neighbours": Variant({"projection": "mean_pool"} | NEAR_33, (2e-3,), ()),
+    }
+    title = f"Equal time at length, n {n:,}, each with a convolution of 5"
+    return Study(title, FIVE | {"projected_dim": 128} | base, variants, minutes=40, trial=5)
 
 
 _MANY_RATES = (3e-3, 4e-3, 6e-3, 8e-3, 1.2e-2)
@@ -205,6 +246,8 @@ STUDIES = {
         },
         minutes=3,
     ),
+    "length-2048": at_length(2048),
+    "length-4096": at_length(4096),
     "slots": Study(
         "Where 512 slots are worth most",
         SHIFTED | TENTH | {"num_hidden_layers": 4, "max_steps": 1500, "warmup_steps": 200, "eval_steps": 250},
@@ -230,6 +273,7 @@ class Settings(ScriptSettings):
     """Pretrain small encoders: the studies."""
 
     studies: Training[list[str]]  # Names of the studies.
+    variants: Training[list[str] | None] = None  # Only these variants of the studies; default: all.
     seeds: Training[list[Seed] | None] = None  # Only these seeds; default: those of each variant.
     # Files of text; default: the source of the Python standard library.
     train_file: Training[list[File] | None] = None
@@ -244,40 +288,52 @@ def measure(settings: Settings, results: Results) -> None:
         if name not in STUDIES:
             raise InputError(f"studies: expected some of {', '.join(STUDIES)}, got {name}")
     results.save()  # so that an interrupted first training can be resumed
+    for name in settings.studies:  # first of all, so that the machine need be idle for a short time only
+        if STUDIES[name].minutes is not None and results.find(timed=name) is None:
+            values = {label: _values(settings, name, label, 0.0, 0) for label in STUDIES[name].variants}
+            results.add(timed=name, seconds=seconds_of_updates(values))
     for name in settings.studies:
-        for label, variant in STUDIES[name].variants.items():
-            rate = _best_rate(settings, results, name, label)
-            for seed in variant.seeds if settings.seeds is None else settings.seeds:
-                _train(settings, results, name, label, rate, seed)
+        of = STUDIES[name].variants
+        variants = {label: of[label] for label in of if settings.variants is None or label in settings.variants}
+        rates = {label: _best_rate(settings, results, name, label) for label in variants}
+        seeds = {label: settings.seeds or variant.seeds for label, variant in variants.items() if variant.seeds}
+        for seed in dict.fromkeys(seed for each in seeds.values() for seed in each):
+            for label in (label for label in seeds if seed in seeds[label]):
+                _train(settings, results, name, label, rates[label], seed, STUDIES[name].minutes)
 
 
 def _best_rate(settings: Settings, results: Results, name: str, label: str) -> float:
     """The learning rate with the lowest loss with the first seed."""
-    variant = STUDIES[name].variants[label]
-    if len(variant.rates) == 1:
+    study, variant = STUDIES[name], STUDIES[name].variants[label]
+    if len(variant.rates) == 1 and variant.seeds:
         return variant.rates[0]
-    seed = (settings.seeds or variant.seeds)[0]
-    losses = {rate: _train(settings, results, name, label, rate, seed)["loss"] for rate in variant.rates}
+    seed, minutes = (settings.seeds or variant.seeds or (0,))[0], study.trial or study.minutes
+    losses = {rate: _train(settings, results, name, label, rate, seed, minutes)["loss"] for rate in variant.rates}
     return min(losses, key=lambda rate: math.inf if losses[rate] is None else losses[rate])
 
 
-def _train(settings: Settings, results: Results, name: str, label: str, rate: float, seed: int) -> Record:
+def _values(settings: Settings, name: str, label: str, rate: float, seed: int) -> dict[str, Any]:
+    """Settings of one training, as for `linformer pretrain`."""
+    values = BASE | STUDIES[name].base | STUDIES[name].variants[label].changes | {"learning_rate": rate, "seed": seed}
+    given = {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
+    return values | given
+
+
+def _train(
+    settings: Settings, results: Results, name: str, label: str, rate: float, seed: int, minutes: float | None
+) -> Record:
     """One training; its record."""
-    key = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
+    key: Record = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
+    key |= {} if minutes is None else {"minutes": minutes}
     there = results.find(**key)
     if there is not None:
         return there
-    study = STUDIES[name]
-    values = BASE | study.base | study.variants[label].changes | {"learning_rate": rate, "seed": seed}
-    values |= {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
-    more = {}
-    if study.minutes is not None:
-        earlier = results.find(study=name, variant=label)
-        seconds = seconds_of_update(values) if earlier is None else earlier["seconds_per_update"]
-        values |= with_updates(values, max(1, round(60 * study.minutes / seconds)))
-        more = {"minutes": study.minutes, "seconds_per_update": seconds}
-    folder = results.folder / "trainings" / name / f"{label}, {rate:g}, seed {seed}".replace(" ", "_")
-    return results.add(**key, **more, **trained(values, folder))
+    values, timed = _values(settings, name, label, rate, seed), results.find(timed=name)
+    if minutes is not None and timed is not None:
+        key["seconds_per_update"] = statistics.median(timed["seconds"][label])
+        values |= with_updates(values, max(1, round(60 * minutes / key["seconds_per_update"])))
+    folder = f"{label}, {rate:g}, seed {seed}" + (", trial" if minutes != STUDIES[name].minutes else "")
+    return results.add(**key, **trained(values, results.folder / "trainings" / name / folder.replace(" ", "_")))
 
 
 def pretrain_settings(values: dict[str, Any]) -> PretrainSettings:
@@ -306,14 +362,35 @@ def with_updates(values: dict[str, Any], updates: int) -> dict[str, int]:
     }
 
 
-def seconds_of_update(values: dict[str, Any]) -> float:
-    """Mean time of an update, the shorter of two short trainings; measure it on an idle machine."""
-    times = []
-    for _ in range(2):
-        with tempfile.TemporaryDirectory() as folder:
-            found = trained(values | with_updates(values, 25), Path(folder) / "timed")
-        times.append(found["seconds"] / found["updates"])
-    return min(times)
+def seconds_of_updates(variants: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of single updates of each variant, alternately; measure them on an idle machine."""
+    device = best_device()
+    runs = {label: _update(pretrain_settings(values), device) for label, values in variants.items()}
+    return interleaved(runs, device=device, repetitions=_TIMED, seconds=math.inf)
+
+
+def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], object]:
+    """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
+    data, model = (
+        load_masked_text(settings),
+        LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))),
+    )
+    task = MaskedLanguageModel(
+        model.to(device), data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
+    )
+    optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)
+
+    def update() -> None:
+        batch = default_collate([data.train[index] for index in range(settings.per_device_train_batch_size)])
+        batch = to_device(batch, device)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = task(batch, task.labels(batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
 
 
 def table(content: Record) -> str:
@@ -325,30 +402,39 @@ def table(content: Record) -> str:
         "standard deviation, and differences from the first variant by equal seeds.",
     ]
     for name in content["settings"]["studies"]:
-        records = [record for record in content["records"] if record["study"] == name]
+        records = trainings(content, name)
         if records:
             lines += ["", f"## {STUDIES[name].title}", "", *_study_table(STUDIES[name], records)]
     return "\n".join(lines) + "\n"
+
+
+def trainings(content: Record, study: str) -> list[Record]:
+    """The records of the trainings of a study."""
+    return [record for record in content["records"] if record.get("study") == study]
+
+
+def tried(study: Study, records: list[Record], label: str) -> list[Record]:
+    """The records of the trainings that chose the rate of a variant."""
+    minutes = study.trial or study.minutes
+    of = [record for record in records if (record["variant"], record.get("minutes")) == (label, minutes)]
+    return [record for record in of if record["seed"] == of[0]["seed"]]
 
 
 def chosen(study: Study, records: list[Record]) -> dict[str, list[Record]]:
     """The records of each variant at its best learning rate, by seed."""
     found = {}
     for label in study.variants:
-        of = [record for record in records if record["variant"] == label]
-        if not of:
-            continue
-        first = [record for record in of if record["seed"] == of[0]["seed"]]
-        best = min(first, key=lambda record: math.inf if record["loss"] is None else record["loss"])
-        found[label] = sorted(
-            (record for record in of if record["learning_rate"] == best["learning_rate"]),
-            key=lambda record: record["seed"],
-        )
+        of = [record for record in records if (record["variant"], record.get("minutes")) == (label, study.minutes)]
+        of.sort(key=lambda record: record["seed"])
+        if of:
+            at = tried(study, records, label) or of
+            best = min(at, key=lambda record: math.inf if record["loss"] is None else record["loss"])["learning_rate"]
+            found[label] = [record for record in of if record["learning_rate"] == best]
     return found
 
 
 def _study_table(study: Study, records: list[Record]) -> list[str]:
-    baseline, rows, tried = next(iter(study.variants)), [], []
+    baseline, rows, rates = next(iter(study.variants)), [], []
     by_variant = chosen(study, records)
     of_baseline = {record["seed"]: record["loss"] for record in by_variant.get(baseline, [])}
     for label, of in by_variant.items():
@@ -367,15 +453,12 @@ def _study_table(study: Study, records: list[Record]) -> list[str]:
         if study.minutes is not None:
             row["an update, ms"] = f"{1e3 * of[0]['seconds_per_update']:.1f}"
         rows.append(row)
-        rates = {
-            record["learning_rate"]: _loss(record)
-            for record in records
-            if (record["variant"], record["seed"]) == (label, of[0]["seed"])
-        }
-        if len(rates) > 1:
-            tried.append({"variant": label} | {f"{rate:g}": rates[rate] for rate in sorted(rates)})
+    for label in study.variants:
+        of = tried(study, records, label)
+        if len(of) > 1 or (study.trial is not None and of):
+            rates.append({"variant": label} | {f"{record['learning_rate']:g}": _loss(record) for record in of})
     corpus = records[0]
-    minutes = f" {records[0]['minutes']:g} minutes of training each." if study.minutes is not None else ""
+    minutes = f" {study.minutes:g} minutes of training each." if study.minutes is not None else ""
     lines = [
         f"n {corpus['seq_len']:,}; {corpus['train_sequences']:,} sequences to train, "
         f"{corpus['validation_sequences']:,} to validate; unigram entropy {corpus['unigram_entropy']:.3f} nats."
@@ -383,10 +466,11 @@ def _study_table(study: Study, records: list[Record]) -> list[str]:
         "",
         markdown(pandas.DataFrame(rows)),
     ]
-    if tried:
-        frame = pandas.DataFrame(tried)
+    if rates:
+        frame = pandas.DataFrame(rates)
         order = ["variant", *sorted(frame.columns.drop("variant"), key=float)]
-        lines += ["", "Learning rates tried with the first seed:", "", markdown(frame[order])]
+        time = f", {study.trial:g} minutes each" if study.trial is not None else ""
+        lines += ["", f"Learning rates tried with the first seed{time}:", "", markdown(frame[order])]
     return lines
 
 
@@ -401,7 +485,7 @@ def draw(content: Record) -> Figure:
     """Loss during training, a panel for each study: means and ranges of the seeds of at most six variants."""
     shown = {}
     for name in content["settings"]["studies"]:
-        of = chosen(STUDIES[name], [record for record in content["records"] if record["study"] == name])
+        of = chosen(STUDIES[name], trainings(content, name))
         if of:
             baseline = next(iter(STUDIES[name].variants))
             order = sorted(of, key=lambda label: (label != baseline, -len(of[label]), of[label][0]["loss"] or math.inf))

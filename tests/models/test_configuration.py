@@ -31,6 +31,9 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"attention": ["full"] * 5}, "attention: expected one for each of 12 layers, got ['full', 'full',"),
+        ({"attention": ["full", "fill"]}, "attention: expected 'linformer' or 'full'"),
+        ({"attention": [*["full"] * 11, "linformer"], "projected_dim": 600}, "projected_dim: expected 1 to 512"),
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"hidden_size": True}, "hidden_size: expected a number, got True"),

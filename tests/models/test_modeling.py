@@ -86,6 +86,37 @@ def test_a_k_for_each_layer_and_head(config, sharing, projected_dim, rows, tmp_p
     assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids)[0], model(ids)[0])
 
 
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_full_attention_in_some_layers(config, sharing, tmp_path):
+    """Each layer is that of a model with its kind of attention everywhere."""
+    kinds = ["linformer", "full", "linformer"]
+    changes = {"sharing": sharing, "num_hidden_layers": 3, "projected_dim": [7, 2, 5]}
+    mixed = randomise(LinformerModel(config(attention=kinds, **changes)).eval())
+    counts = {"none": 12, "headwise": 4, "key_value": 2, "layerwise": 1}  # of two layers with 3 heads
+    assert mixed.projection_matrix_count() == counts[sharing]
+    ids = tokens(2, 31)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0  # on the left
+    out = mixed(ids, mask, output_hidden_states=True, output_attentions=True)
+    assert [weights.shape[-1] for weights in out.attentions] == [7, 31, 5]
+    assert not out.attentions[1][0, ..., :4].any() and out.attentions[1][1].all()
+    for layer, kind in enumerate(kinds):
+        same = LinformerModel(config(attention=kind, **changes)).eval()
+        same.load_state_dict(mixed.state_dict(), strict=False)
+        expected, _ = same.encoder.layers[layer](out.hidden_states[layer][1:], None)
+        assert torch.allclose(expected, out.hidden_states[layer + 1][1:], atol=1e-5)
+    last = mixed(ids, mask).last_hidden_state
+    mixed.save_pretrained(tmp_path)
+    loaded = LinformerModel.from_pretrained(tmp_path)
+    assert loaded.config.attention == kinds and torch.equal(loaded(ids, mask).last_hidden_state, last)
+    mixed.set_projected_dim(3)
+    fewer = mixed(ids, mask, output_attentions=True).attentions
+    assert [weights.shape[-1] for weights in fewer] == [3, 31, 3]
+    mixed.set_projected_dim()
+    mixed.resize_sequence_length(74)
+    assert torch.equal(mixed(ids, mask).last_hidden_state, last)
+
+
 def test_norm_first_is_roberta_prelayernorm():
     sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3}
     sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}

@@ -93,7 +93,8 @@ class ModelSettings(SlotSettings):
 
     vocab_size: Encoder[Count] = 50265  # Tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
     max_position_embeddings: Linear[Length] = 512  # n, the maximum sequence length in tokens.
-    attention: Linear[Attention] = "linformer"  # `full`: the Transformer of equal size to compare with.
+    # `full`: the Transformer of equal size to compare with; or a list with one of both per layer.
+    attention: Linear[Attention | list[Attention]] = "linformer"
     # Whether the biases of keys and values are added before E and F, or after them as in fairseq, whose E and F are
     # linear and the same for all heads.
     bias_order: Rare[BiasOrder] = "before_projection"

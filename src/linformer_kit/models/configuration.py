@@ -90,6 +90,10 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
                 setattr(config, name, config_dict[name])
         return (config, unused) if returns_unused else config
 
+    def is_full(self, layer: int) -> bool:
+        """Whether a layer has full attention."""
+        return (self.attention[layer] if isinstance(self.attention, list) else self.attention) == "full"
+
     def projected_dim_of(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
         return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
@@ -135,7 +139,10 @@ def _check_fields(config: LinformerConfig) -> None:
     check_input(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
     heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
     check_input(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
-    if config.attention == "linformer":
+    by_layer = isinstance(config.attention, list)
+    fits = not by_layer or len(config.attention) == config.num_hidden_layers
+    check_input(fits, "attention", f"one for each of {config.num_hidden_layers} layers", config.attention)
+    if "linformer" in config.attention:
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
         kind.check_shorter_input(config.shorter_input)

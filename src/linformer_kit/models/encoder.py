@@ -94,6 +94,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.widest = config.intermediate_size
         self.norm_first = config.norm_first
+        self.is_full = isinstance(projection, FullAttention)
 
     def forward(
         self,
@@ -142,24 +143,25 @@ class LinformerEncoder(nn.Module):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
-        self.is_full = config.attention == "full"
-        dims = [config.projected_dim_of(layer) for layer in range(config.num_hidden_layers)]
         # Here and not in a layer, so that the shared matrix is saved, counted and trained once.
         self.projection: SequenceProjection | None = None
-        if self.is_full:
-            layers = [LinformerLayer(config, FullAttention(config.num_attention_heads)) for _ in dims]
-        elif config.sharing == "layerwise":
+        if config.sharing == "layerwise" and "linformer" in config.attention:
             self.projection = _projection(config, config.largest_projected_dim)
-            layers = [LinformerLayer(config, SharedProjection(self), k) for k in dims]
-        else:
-            layers = [LinformerLayer(config, _projection(config, k)) for k in dims]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(self._layer(config, layer) for layer in range(config.num_hidden_layers))
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
+
+    def _layer(self, config: LinformerConfig, layer: int) -> LinformerLayer:
+        k = config.projected_dim_of(layer)
+        if config.is_full(layer):
+            return LinformerLayer(config, FullAttention(config.num_attention_heads))
+        if self.projection is not None:
+            return LinformerLayer(config, SharedProjection(self), k)
+        return LinformerLayer(config, _projection(config, k))
 
     @property
     def projections(self) -> list[SequenceProjection]:
         """The projection of each layer: its own, or the shared one."""
-        return [inside(self.projection or layer) for layer in self.layers]
+        return [inside(layer if layer.is_full else self.projection or layer) for layer in self.layers]
 
     def forward(
         self,
@@ -194,7 +196,7 @@ class LinformerEncoder(nn.Module):
                 states.append(put_back(hidden, order))
             hidden, weights = layer(hidden, lengths, output_attentions, kernels, in_blocks)
             if weights is not None:
-                attentions.append(put_back_weights(weights, order, columns=self.is_full))
+                attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))
         if self.layer_norm is not None and not in_blocks:
             hidden = self.layer_norm(hidden)
         elif self.layer_norm is not None:

@@ -66,26 +66,27 @@ class LinformerPreTrainedModel(LinearModel):
                 attention.
         """
         config, encoder = self.config, self.base_model.encoder
-        if config.attention == "full":
+        if "linformer" not in config.attention:
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
         wanted: Any = config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(config, wanted)
         if isinstance(wanted, int) and wanted < config.largest_projected_dim:
             wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
-        for projection, dim in zip(encoder.projections, dims, strict=True):
-            projection.checked_slots(dim, config.num_attention_heads)
-        for layer, dim in zip(encoder.layers, dims, strict=True):
-            for module in layer.modules():  # adapters keep copies of a module that they train
+        linear = [layer for layer in range(len(dims)) if not config.is_full(layer)]
+        for layer in linear:
+            encoder.projections[layer].checked_slots(dims[layer], config.num_attention_heads)
+        for layer in linear:
+            for module in encoder.layers[layer].modules():  # adapters keep copies of a module that they train
                 if isinstance(module, ProjectedAttention):
-                    module.projected_dim = dim
+                    module.projected_dim = dims[layer]
 
     def _layer_counts(self) -> tuple[int, int]:
         return len(self.base_model.encoder.layers), self.config.num_hidden_layers
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         super()._record_size(seq_len, projected_dim)
-        if self.config.attention == "linformer":
+        if "linformer" in self.config.attention:
             self.set_projected_dim()
 
 
