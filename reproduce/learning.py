@@ -42,10 +42,10 @@ from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.packing import load_masked_text
 from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.training.batches import to_device
 from linformer_kit.training.loop import adamw
 from linformer_kit.training.pretrain import MaskedLanguageModel, pretrain
 from linformer_kit.training.process import keep_freed_memory
+from linformer_kit.training.task import to_device
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 
 BASE: dict[str, Any] = {
