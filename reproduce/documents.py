@@ -36,7 +36,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
@@ -64,7 +63,7 @@ from reproduce.long_texts import (
 )
 
 Task = Literal["agreement", "late_sentence", "passkey", "cost", "passages"]
-TASKS: dict[str, str] = {
+TASKS: dict[Task, str] = {
     "agreement": "Cosine to the embeddings of `pieces`, mean (lowest)",
     "late_sentence": "Late sentence: recall at 1 (at 10) among all texts, by the position of the sentence in tokens",
     "passkey": "Passkey: accuracy at 1",
@@ -86,7 +85,7 @@ class Settings(ScriptSettings):
     # Files, folders or globs of texts, for all tasks but passkey and cost.
     text_file: Measurement[list[File] | None] = None
     # What is measured; passages need tables with a column `title`.
-    tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS)[:-1])  # type: ignore[arg-type]
+    tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS)[:-1])
     # Values of n in tokens, special ones included; passkeys also at half of the least.
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
     # Number of texts that are searched, each longer than the teacher's longest input.
@@ -146,27 +145,14 @@ def build_method(name: str, settings: Settings) -> Method:
     if name in ("cut", "pieces"):
         return Method(teacher, teacher.longest, pieces=name == "pieces")
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
-    if name == "stretched":
-        sentences[0].model = stretched(teacher.model, longest)
-    else:
+    if name == "stretched" and length > teacher.longest:
+        with renamed("seq_len", "lengths"):
+            check_positions(teacher.model, length, "extend")
+        set_positions(sentences[0].model, length, "extend")
+    elif name == "linearised":
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
-
-
-def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:
-    """The model itself if it takes n tokens, else a copy with repeated positions.
-
-    Raises:
-        InputError: for a model that cannot be made longer.
-    """
-    if (longest_input(model) or n) >= n:
-        return model
-    model = copy.deepcopy(model)
-    with renamed("seq_len", "lengths"):
-        check_positions(model, n, "extend")
-        set_positions(model, n, "extend")
-    return model
 
 
 # The texts
@@ -228,11 +214,8 @@ class Inputs:
         if "passages" in settings.tasks:
             rows = read_inputs(files, TextColumns("text", "title"), document="file")
             texts = (f"{(title or '').strip()}\n{text}" for text, title in rows)
-        drawn = draw_texts(texts, self._tokenizer, least=least, keep=self._longest, count=settings.articles)
-        if len(drawn) < settings.articles:
-            enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"
-            raise InputError(f"articles: expected {enough}, got {settings.articles}")
-        return drawn
+        options = {"least": least, "keep": self._longest, "count": settings.articles}
+        return draw_texts(texts, self._tokenizer, **options, field="articles")
 
     def prefixes(self, texts: Sequence[LongText], n: int) -> list[str]:
         """The first tokens of texts; with special tokens they have n or less."""
@@ -282,8 +265,9 @@ def measure(settings: Settings, results: Results) -> None:
     if not teacher.tokenizer.is_fast:
         raise InputError("teacher: expected a fast tokenizer (tokenizer.json), got a slow one")
     inputs = Inputs(settings, teacher)
-    for task in {"late_sentence", "passkey"} & set(settings.tasks):
-        inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
+    for task in settings.tasks:
+        if task in ("late_sentence", "passkey"):
+            inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
     methods = {name: build_method(name, settings) for name in (*BUILT, *models)}
     for task in settings.tasks:
         for n in inputs.lengths[task]:
@@ -353,7 +337,8 @@ def divided(embedder: Embedder, texts: Sequence[str], size: int) -> Iterator[tup
 def queried(passages: Sequence[tuple[str, str]], count: int) -> tuple[list[int], list[str]]:
     """Passages at random, at most this number, and for each a query: the title and longer words, in their order."""
     random = np.random.default_rng(SEED)
-    targets, queries = [], []
+    targets: list[int] = []
+    queries: list[str] = []
     for number in map(int, random.permutation(len(passages))):
         title, text = passages[number]
         words = list(dict.fromkeys(WORD.findall(text)))

@@ -17,7 +17,7 @@ memory of such an update. Ways and tasks can be measured in several processes an
     python -m reproduce.finetuning --model sentence-transformers/all-MiniLM-L6-v2 \\
       --adapter all-MiniLM-L6-v2-4096 --data reviews
 
-A folder of `data` has train, validation and test, each `.jsonl` or `.jsonl.gz` with `text` and `label`.
+A folder of `data` has train, validation and test, each `.jsonl` with `text` and `label`.
 Result: benchmarks/finetuning_zen4-2-cores_202611.
 """
 
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import input_errors
 from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, Seed, Training, settings
 from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.environment import device_of, fast_dtype
@@ -145,10 +145,8 @@ def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict
     """The parts of a data set, and its number of classes."""
     frames = {}
     for part in PARTS:
-        path = next((path for path in (folder / f"{part}.jsonl", folder / f"{part}.jsonl.gz") if path.exists()), None)
-        if path is None:
-            raise InputError(f"data: expected {folder / part}.jsonl or .jsonl.gz, got neither")
-        frames[part] = pandas.read_json(path, lines=True, dtype=False)
+        with input_errors(f"data: expected {folder / part}.jsonl"):
+            frames[part] = pandas.read_json(folder / f"{part}.jsonl", lines=True, dtype=False)
     classes = sorted(set(frames["train"]["label"]))
     return {
         part: Texts(
