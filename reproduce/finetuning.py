@@ -10,8 +10,8 @@ The classifier is a linear layer on the mean over all tokens, so `pieces` are po
 are trained without dropout, in mixed precision where the device has bfloat16. Each way has its learning rate chosen by
 accuracy on validation texts with the first seed; what is shown is accuracy on test texts, at that rate, for all seeds.
 
-Tasks: accuracy; time, of an update with the batch of median size and of the longest test text, all ways in turn; peak
-memory of such an update. Ways and tasks can be measured in several processes and put together.
+Tasks: accuracy; cost, which is the time of an update with the batch of median size and of the longest test text, all
+ways in turn, and the peak memory of such an update. Runs of some ways and tasks can be put together.
 
     python benchmarks/finetuning_zen4-2-cores_202611/texts.py reviews movie-reviews/reviews.jsonl reviews
     python -m reproduce.finetuning --model sentence-transformers/all-MiniLM-L6-v2 \\
@@ -24,6 +24,7 @@ Result: benchmarks/finetuning_zen4-2-cores_202611.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,11 +48,11 @@ from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
-Task = Literal["accuracy", "time", "memory"]
-TASKS: list[Task] = ["accuracy", "time", "memory"]
+Task = Literal["accuracy", "cost"]
 PARTS = ("train", "validation", "test")
 POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
+NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
 
 @settings
@@ -65,7 +66,7 @@ class Settings(ScriptSettings):
     ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))  # Ways of reading a long text.
     # Layers that keep full attention in `linear with full layers`, from 0.
     full_layers: Training[list[Seed]] = field(default_factory=lambda: [1, 2, 5])
-    tasks: Training[list[Task]] = field(default_factory=lambda: list(TASKS))  # What is measured.
+    tasks: Training[list[Task]] = field(default_factory=lambda: ["accuracy", "cost"])  # What is measured.
     n: Training[Count] = 2048  # Most tokens of a text.
     rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
     # Seeds of the classifier's weights and the order of texts.
@@ -123,19 +124,17 @@ class Classifier(nn.Module):
 def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classifier, int]:
     """A classifier that reads texts in one way, without dropout, and the most tokens that it reads."""
     encoder = AutoModel.from_pretrained(settings.model)
-    longest, limit = longest_input(encoder) or settings.n, settings.n
-    if way == "cut":
-        limit = min(limit, longest)
-    elif way == "stretched":
-        set_positions(encoder, limit, "extend")
+    longest = longest_input(encoder) or settings.n
+    longer = max(longest, settings.n)
+    if way == "stretched":
+        set_positions(encoder, longer, "extend")
     elif way == "linear with adapter":
         encoder = linearize(encoder, adapter=settings.adapter)
-    elif way != "pieces":
-        layers = range(encoder.config.num_hidden_layers)
+    elif way.startswith("linear"):
         full = settings.full_layers if way == "linear with full layers" else []
-        encoder = linearize(
-            encoder, layers=[layer for layer in layers if layer not in full], max_position_embeddings=limit
-        )
+        layers = [layer for layer in range(encoder.config.num_hidden_layers) if layer not in full]
+        encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
+    limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
     torch.manual_seed(seed)
     classifier = Classifier(encoder, classes, longest if way == "pieces" else None)
     return classifier.to(device_of(settings.device)).eval(), limit
@@ -241,17 +240,15 @@ def measure(settings: Settings, results: Results) -> None:
         if "accuracy" in settings.tasks:
             for way in tqdm(ways, desc=folder.name):
                 add_accuracy(settings, results, folder.name, way, data, classes)
-        for mode in MODES if "time" in settings.tasks else ():
-            key = {"measured": "time", "data": folder.name, "mode": mode}
-            missing = [way for way in ways if results.find(**key, way=way) is None]
+        key = {"measured": "cost", "data": folder.name}
+        missing = [way for way in ways if "cost" in settings.tasks and results.find(**key, way=way) is None]
+        timings = {}
+        for mode in MODES:
             cases = {way: case(settings, way, data, mode) for way in missing}
-            timings = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
-            for way in missing:
-                results.add(**key, way=way, **summary(timings[way]))
-        for way in ways if "memory" in settings.tasks else ():
-            key = {"measured": "memory", "data": folder.name, "way": way}
-            if results.find(**key) is None:
-                results.add(**key, peak_bytes=in_fresh_process(peak_of, settings, way, data))
+            timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
+        for way in missing:
+            cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
+            results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
 def add_accuracy(
@@ -272,27 +269,23 @@ def add_accuracy(
             validated[rate] = record["validation_accuracy"]
 
 
-def chosen(content: Record) -> pandas.DataFrame:
-    """The accuracies at the learning rate that the first seed's validation chose, with time and memory of the way."""
-    frame = pandas.DataFrame(content["records"])
-    way = ["data", "way"]
-    accuracy = frame[frame["measured"] == "accuracy"].dropna(axis=1)
-    first = accuracy[accuracy["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
-    best = first.loc[first.groupby(way)["validation_accuracy"].idxmax(), [*way, "rate"]]
-    found = accuracy.merge(best, on=[*way, "rate"])
-    for name, kind, column in (
-        ("update_s", frame.get("mode") == "train", "median_s"),
-        ("text_s", frame.get("mode") == "forward", "median_s"),
-        ("peak_bytes", frame["measured"] == "memory", "peak_bytes"),
-    ):
-        values = frame.loc[kind, [*way, column]] if column in frame else pandas.DataFrame(columns=[*way, column])
-        found = found.merge(values.rename(columns={column: name}), on=way, how="left")
-    return found.assign(training_s=found["update_s"] * found["updates"])
+def chosen(content: Record) -> Iterator[tuple[str, list[tuple[str, pandas.DataFrame, Record]]]]:
+    """For each data set, of each way: accuracies at the rate that the first seed's validation chose, and its cost."""
+    frame = pandas.DataFrame(record for record in content["records"] if record["measured"] == "accuracy")
+    costs = {(each["data"], each["way"]): each for each in content["records"] if each["measured"] == "cost"}
+    for data, part in () if frame.empty else frame.groupby("data", sort=False):
+        ways = []
+        for way, runs in part.groupby("way", sort=False):
+            first = runs[runs["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
+            runs = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
+            cost, updates = costs.get((data, way), NOT_MEASURED), int(runs["updates"].iloc[0])
+            ways.append((way, runs, {**cost, "training_s": updates * cost["train"]["median_s"]}))
+        yield str(data), ways
 
 
 def table(content: Record) -> str:
     """Accuracy, time and memory of each way, a table for each data set."""
-    settings, frame = content["settings"], chosen(content)
+    settings = content["settings"]
     full = ", ".join(map(str, settings["full_layers"]))
     epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
     parts = [
@@ -304,35 +297,36 @@ was best on validation texts. Training: the median time of an update with the ba
 One text: the longest test text. Memory: peak of an update beyond weights and gradients.
 Full layers: {full}, from 0."""
     ]
-    for data, part in frame.groupby("data", sort=False):
-        row = part.iloc[0]
+    for data, ways in chosen(content):
+        row = ways[0][1].iloc[0]
         rows = [
             {
                 "way": way,
-                "accuracy, %": mean_and_deviation([100 * x for x in records["test_accuracy"]], 1),
-                "learning rate": f"{records['rate'].iloc[0]:g}",
-                "training, s": f"{records['training_s'].iloc[0]:,.0f}",
-                "one text, ms": f"{1e3 * records['text_s'].iloc[0]:,.0f}",
-                "memory, MiB": f"{records['peak_bytes'].iloc[0] / 2**20:,.0f}",
+                "accuracy, %": mean_and_deviation([100 * x for x in runs["test_accuracy"]], 1),
+                "learning rate": f"{runs['rate'].iloc[0]:g}",
+                "training, s": f"{cost['training_s']:,.0f}",
+                "one text, ms": f"{1e3 * cost['forward']['median_s']:,.0f}",
+                "memory, MiB": f"{cost['peak_bytes'] / 2**20:,.0f}",
             }
-            for way, records in part.groupby("way", sort=False)
+            for way, runs, cost in ways
         ]
-        counts = f"{row['train']:,.0f} training, {row['validation']:,.0f} validation and {row['test']:,.0f} test texts"
-        described = f"{row['classes']:.0f} classes; {counts}; a training text has {row['tokens']:,.0f} tokens (median)."
+        counts = f"{row['train']:,} training, {row['validation']:,} validation and {row['test']:,} test texts"
+        described = f"{row['classes']} classes; {counts}; a training text has {row['tokens']:,} tokens (median)."
         parts.append(f"## {data}\n\n{described}\n\n{markdown(pandas.DataFrame(rows))}")
     return "\n\n".join(parts)
 
 
-def draw(content: Record) -> Figure:
+def draw(content: Record) -> Figure | None:
     """Mean accuracy of each way beside its seconds of training, with its deviation; a panel for each data set."""
-    groups = list(chosen(content).groupby("data", sort=False))
+    groups = list(chosen(content))
+    if not groups:
+        return None
     figure, panels = new_panels(len(groups), (5.0, 3.8))
-    for axes, (data, part) in zip(panels, groups, strict=True):
-        for marker, (way, records) in zip("osD^vP", part.groupby("way", sort=False), strict=False):
-            accuracy = 100 * records["test_accuracy"]
-            seconds, mean, deviation = records["training_s"].iloc[0], accuracy.mean(), accuracy.std()
-            axes.errorbar(seconds, mean, deviation, fmt=marker, capsize=3, label=way)
-        axes.set_title(str(data))
+    for axes, (data, ways) in zip(panels, groups, strict=True):
+        for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
+            accuracy = 100 * runs["test_accuracy"]
+            axes.errorbar(cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=way)
+        axes.set_title(data)
         axes.set_xlabel("training, s")
         axes.set_ylabel("accuracy on test texts, %")
         axes.set_xlim(left=0)
