@@ -1,8 +1,8 @@
 """Ways to embed a text that is longer than its encoder's longest input.
 
-The encoder on its first tokens (`cut`), the mean over pieces of it (also overlapping by half), with full attention and
-repeated positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
-adapter. All get the same first n tokens of a text. What is measured (`--tasks`):
+The encoder on its first tokens (`cut`), the mean over pieces of it, with full attention and repeated positions
+(`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an adapter. All get
+the same first n tokens of a text. What is measured (`--tasks`):
 
 - agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
 - late_sentence: the text of a sentence is searched, by the position of the sentence; within the encoder's longest
@@ -10,6 +10,8 @@ adapter. All get the same first n tokens of a text. What is measured (`--tasks`)
 - passkey: a number in a repeated text is searched, one document for each of several persons (LongEmbed, Zhu et al.
   2024, arXiv 2404.12096, with sentences of our own).
 - cost: time for one text, tokenisation included, and memory.
+- passages: passages are searched among those of all texts, embedded separately, separately with the text's title in
+  front, and by late chunking in inputs as long as each method reads; a query is the title and some words of a passage.
 
     linformer linearize sentence-transformers/all-MiniLM-L6-v2 student --adapter all-MiniLM-L6-v2-4096
     python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
@@ -19,7 +21,7 @@ All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks 
 Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
 than `cut` and `stretched`), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
 benchmarks/documents-minilm-float32_zen4-avx2-2-cores_202611, and benchmarks/documents-minilm-python_xeon-2-cores_202611
-(text unlike the adapters' training text).
+(text unlike the adapters' training text), benchmarks/documents-minilm-passages_zen4-2-cores_202611.
 """
 
 from __future__ import annotations
@@ -27,33 +29,31 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from transformers import PreTrainedModel
 
 from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.data.files import find_files
-from linformer_kit.data.read import read_documents
+from linformer_kit.data.read import TextColumns, read_documents, read_inputs
 from linformer_kit.environment import best_device
-from linformer_kit.inference.embed import embed_pieces
+from linformer_kit.inference.embed import embed_chunks, embed_pieces, tokenise
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
-from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from reproduce.common import Record, Results, ScriptSettings, by_name, new_panels, run
+from reproduce.common import Record, Results, ScriptSettings, by_name, run
 from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
     NOISE,
+    SEED,
     LongText,
     draw_passkeys,
     draw_sentences,
@@ -62,16 +62,17 @@ from reproduce.long_texts import (
     with_tokens,
 )
 
-Task = Literal["agreement", "late_sentence", "passkey", "cost"]
-TASKS: dict[str, str] = {
+Task = Literal["agreement", "late_sentence", "passkey", "cost", "passages"]
+TASKS: dict[Task, str] = {
     "agreement": "Cosine to the embeddings of `pieces`, mean (lowest)",
     "late_sentence": "Late sentence: recall at 1 (at 10) among all texts, by the position of the sentence in tokens",
     "passkey": "Passkey: accuracy at 1",
     "cost": "Milliseconds for one text, median of interleaved runs, and peak memory in MiB beside the model's own",
+    "passages": "Passages: recall at 1 (at 10) of queries with the title of the text and words of the passage",
 }
-BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")  # methods of the teacher
-LINES = 6  # in a panel of the figure
+BUILT = ("cut", "pieces", "stretched", "linearised")  # methods of the teacher
 SECONDS = 60.0  # for all timed runs of one method at one length
+WORD, WORDS = re.compile(r"[^\W\d_]{5,}"), 5  # of a passage that are in a query, and their number
 
 
 @settings
@@ -83,13 +84,15 @@ class Settings(ScriptSettings):
     models: Measurement[list[ModelName]] = field(default_factory=list)
     # Files, folders or globs of texts, for all tasks but passkey and cost.
     text_file: Measurement[list[File] | None] = None
-    # What is measured.
-    tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS))  # type: ignore[arg-type]
+    # What is measured; passages need tables with a column `title`.
+    tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS)[:-1])
     # Values of n in tokens, special ones included; passkeys also at half of the least.
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    # Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
+    # Number of texts that are searched, each longer than the teacher's longest input.
     articles: Measurement[int] = 2000
-    queries: Measurement[int] = 200  # Number of texts of at least the largest n from which queries are drawn.
+    # Number of texts of at least the largest n from which queries are drawn, or the most passages.
+    queries: Measurement[int] = 200
+    passage: Measurement[Count] = 128  # Tokens of a passage.
     candidates: Measurement[int] = 50  # Number of documents with a passkey, at each n.
     # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
     precision: Measurement[Precision] = "mixed"
@@ -106,19 +109,22 @@ class Method:
     Attributes:
         embedder: The encoder.
         limit: Maximum input length in tokens.
-        overlap: Share of a piece that the next one repeats; None: truncated.
+        pieces: By pieces of this length, not truncated at it.
     """
 
     embedder: Embedder
     limit: int
-    overlap: float | None = None
+    pieces: bool = False
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings, `[texts, embed]`."""
         self.embedder.truncate(self.limit)
-        if self.overlap is None:
-            return self.embedder.embed(texts)
-        return embed_pieces(self.embedder, texts, overlap=self.overlap)
+        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
+
+    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
+        """Embeddings of passages by late chunking, `[passages, embed]`."""
+        self.embedder.truncate(self.limit)
+        return embed_chunks(self.embedder, texts, size)
 
 
 def build_method(name: str, settings: Settings) -> Method:
@@ -136,31 +142,17 @@ def build_method(name: str, settings: Settings) -> Method:
             raise InputError(f"lengths: expected at most {limit:,} (the limit of {name}), got {longest:,}")
         return Method(embedder, limit)
     teacher = load(settings.teacher, settings.precision, settings.batch_size, field="teacher")
-    overlaps = {"cut": None, "pieces": 0.0, "pieces, overlapping": 0.5}
-    if name in overlaps:
-        return Method(teacher, teacher.longest, overlaps[name])
+    if name in ("cut", "pieces"):
+        return Method(teacher, teacher.longest, pieces=name == "pieces")
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
-    if name == "stretched":
-        sentences[0].model = stretched(teacher.model, longest)
-    else:
+    if name == "stretched" and length > teacher.longest:
+        with renamed("seq_len", "lengths"):
+            check_positions(teacher.model, length, "extend")
+        set_positions(sentences[0].model, length, "extend")
+    elif name == "linearised":
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
-
-
-def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:
-    """The model itself if it takes n tokens, else a copy with repeated positions.
-
-    Raises:
-        InputError: for a model that cannot be made longer.
-    """
-    if (longest_input(model) or n) >= n:
-        return model
-    model = copy.deepcopy(model)
-    with renamed("seq_len", "lengths"):
-        check_positions(model, n, "extend")
-        set_positions(model, n, "extend")
-    return model
 
 
 # The texts
@@ -184,6 +176,7 @@ class Inputs:
 
     Attributes:
         lengths: Values of n by task.
+        articles: All texts, for passages each with its title in the first line.
         long: Texts of at least the largest n.
         noise: The text around the passkeys, and of the measurement of time.
 
@@ -199,10 +192,11 @@ class Inputs:
             raise InputError(f"lengths: expected one or more above {2 * self._special + 1}, got {settings.lengths}")
         self._longest = lengths[-1]
         self.lengths = dict.fromkeys(TASKS, lengths)
-        self.lengths |= {"late_sentence": lengths[-1:], "passkey": [lengths[0] // 2, *lengths]}
+        self.lengths |= dict.fromkeys(("late_sentence", "passages"), lengths[-1:])
+        self.lengths["passkey"] = [lengths[0] // 2, *lengths]
         within = min(teacher.longest, self._longest)
-        self._articles = self._read(within) if set(settings.tasks) - {"passkey", "cost"} else []
-        self.long = [text for text in self._articles if text.tokens >= self._longest - self._special]
+        self.articles = self._read(within) if set(settings.tasks) - {"passkey", "cost"} else []
+        self.long = [text for text in self.articles if text.tokens >= self._longest - self._special]
         if "agreement" in settings.tasks and not 1 <= settings.queries <= len(self.long):
             enough = f"1 to {len(self.long)} (the searched texts of at least {self._longest:,} tokens)"
             raise InputError(f"queries: expected {enough}, got {settings.queries}")
@@ -215,12 +209,13 @@ class Inputs:
     def _read(self, within: int) -> list[LongText]:
         """Texts of more tokens than the teacher reads."""
         settings, least = self._settings, within - self._special + 1
-        texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="file", column="text")
-        drawn = draw_texts(texts, self._tokenizer, least=least, keep=self._longest, count=settings.articles)
-        if len(drawn) < settings.articles:
-            enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"
-            raise InputError(f"articles: expected {enough}, got {settings.articles}")
-        return drawn
+        files = find_files(settings.text_file or [], field="text_file")
+        texts = read_documents(files, document="file", column="text")
+        if "passages" in settings.tasks:
+            rows = read_inputs(files, TextColumns("text", "title"), document="file")
+            texts = (f"{(title or '').strip()}\n{text}" for text, title in rows)
+        options = {"least": least, "keep": self._longest, "count": settings.articles}
+        return draw_texts(texts, self._tokenizer, **options, field="articles")
 
     def prefixes(self, texts: Sequence[LongText], n: int) -> list[str]:
         """The first tokens of texts; with special tokens they have n or less."""
@@ -238,11 +233,11 @@ class Inputs:
         ranges = list(itertools.pairwise(self._edges))
         within = [(max(0, low - self._special), high - self._special) for low, high in ranges]
         least = self._longest - self._special
-        drawn = draw_sentences(self._articles, within, least=least, count=self._settings.queries)
+        drawn = draw_sentences(self.articles, within, least=least, count=self._settings.queries)
         labels = [f"{low:,}–{high:,}" for low, high in ranges]
         return Search(
             [text for text, _, _ in drawn],
-            self.prefixes(self._articles, n),
+            self.prefixes(self.articles, n),
             [article for _, article, _ in drawn],
             [labels[position] for _, _, position in drawn],
         )
@@ -270,8 +265,9 @@ def measure(settings: Settings, results: Results) -> None:
     if not teacher.tokenizer.is_fast:
         raise InputError("teacher: expected a fast tokenizer (tokenizer.json), got a slow one")
     inputs = Inputs(settings, teacher)
-    for task in {"late_sentence", "passkey"} & set(settings.tasks):
-        inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
+    for task in settings.tasks:
+        if task in ("late_sentence", "passkey"):
+            inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
     methods = {name: build_method(name, settings) for name in (*BUILT, *models)}
     for task in settings.tasks:
         for n in inputs.lengths[task]:
@@ -285,6 +281,8 @@ def measure(settings: Settings, results: Results) -> None:
                     key = {"measured": "cost", "name": name, "n": n, "precision": settings.precision}
                     peak = in_fresh_process(_peak, name, settings, text)
                     results.add(**key, **summary(timings[name]), peak_bytes=peak)
+            elif task == "passages":
+                _add_passages(settings, results, inputs, methods, n)
             elif task == "agreement":
                 _add_agreement(settings, results, inputs, methods, n)
             else:
@@ -310,6 +308,45 @@ def _add_search(results: Results, search: Search, methods: dict[str, Method], ta
             for key in keys:
                 if results.find(**key) is None:
                     results.add(**key, **search_scores(found[positions == key["position"]]))
+
+
+def _add_passages(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
+    texts, cut = inputs.prefixes(inputs.articles, n), methods["cut"]
+    passages = list(divided(cut.embedder, texts, settings.passage))
+    targets, queries = queried(passages, settings.queries)
+    cases: dict[str, tuple[Method, Callable[[], np.ndarray]]] = {
+        "separate": (cut, lambda: cut([text for _, text in passages])),
+        "separate, with title": (cut, lambda: cut([f"{title}\n{text}" for title, text in passages])),
+    }
+    for name, method in methods.items():
+        if name != "cut":  # late chunking reads whole texts
+            cases[f"late, {name}"] = method, functools.partial(method.late, texts, settings.passage)
+    for name, (method, embedded) in cases.items():
+        key = {"measured": "passages", "name": name, "n": n, "texts": len(texts), "passages": len(passages)}
+        if results.find(**key) is None:
+            results.add(**key, **search_scores(ranks(method(queries), embedded(), targets)))
+
+
+def divided(embedder: Embedder, texts: Sequence[str], size: int) -> Iterator[tuple[str, str]]:
+    """Titles, which are the first lines of texts, and texts of all passages, in the order of late chunking."""
+    for text, tokens in zip(texts, tokenise(embedder, texts), strict=True):
+        for start, stop in itertools.chain.from_iterable(map(itertools.pairwise, tokens.passes(size))):
+            yield text.partition("\n")[0], text[tokens.spans[start][0] : tokens.spans[stop - 1][1]]
+
+
+def queried(passages: Sequence[tuple[str, str]], count: int) -> tuple[list[int], list[str]]:
+    """Passages at random, at most this number, and for each a query: the title and longer words, in their order."""
+    random = np.random.default_rng(SEED)
+    targets: list[int] = []
+    queries: list[str] = []
+    for number in map(int, random.permutation(len(passages))):
+        title, text = passages[number]
+        words = list(dict.fromkeys(WORD.findall(text)))
+        if len(words) >= WORDS and len(targets) < count:
+            places = sorted(random.choice(len(words), WORDS, replace=False))
+            targets.append(number)
+            queries.append(f"{title}: {' '.join(words[place] for place in places)}")
+    return targets, queries
 
 
 def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) -> np.ndarray:
@@ -340,7 +377,7 @@ def _peak(name: str, settings: Settings, text: str) -> int:
     return peak_bytes(lambda: method([text]), best_device())
 
 
-# Tables and figure
+# Tables
 
 
 def table(content: Record) -> str:
@@ -374,60 +411,20 @@ CELLS = {
     "agreement": shown_cosine,
     "late_sentence": _recalls,
     "passkey": lambda record: f"{record['recall@1']:.1%}",
+    "passages": _recalls,
     "cost": lambda record: f"{1e3 * record['median_s']:,.0f} ms, {record['peak_bytes'] / 2**20:,.0f} MiB",
 }
 
 
 def _means(records: list[Record]) -> list[Record]:
     """The mean recalls of each method over positions with equally many queries."""
+    recalls = ("recall@1", "recall@10")
     return [
         {"name": name, "position": "recall at 1 (at 10)"}
-        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in RECALLS}
+        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in recalls}
         for name in dict.fromkeys(record["name"] for record in records)
     ]
 
 
-RECALLS = ("recall@1", "recall@10")
-PANELS = {
-    "agreement": ("cosine", "cosine to pieces"),
-    "late_sentence": ("recall@1", "late sentence: recall at 1"),
-    "passkey": ("recall@1", "passkey: accuracy at 1"),
-    "cost": ("median_s", "seconds for one text"),
-}
-
-
-def draw(content: Record) -> Figure | None:
-    """Quality by n, or by the position of the sentence, and time by n; a line for each method, six at most."""
-    found = {task: [record for record in content["records"] if record["measured"] == task] for task in PANELS}
-    found = {task: records for task, records in found.items() if records}
-    names = list(dict.fromkeys(record["name"] for records in found.values() for record in records))
-    if not found:
-        return None
-    figure, panels = new_panels(len(found), (4.6, 3.4))
-    for axes, (task, records) in zip(panels, found.items(), strict=True):
-        first = records[0].get("precision")  # one line for each method
-        _draw_panel(axes, task, [record for record in records if record.get("precision") == first], names[:LINES])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
-    return figure
-
-
-def _draw_panel(axes: Axes, task: str, records: list[Record], names: list[str]) -> None:
-    measure, title = PANELS[task]
-    columns = list(dict.fromkeys(map(_column, records)))
-    for number, name in enumerate(names):
-        own = [record for record in records if record["name"] == name]
-        points = [(columns.index(_column(record)), record[measure]) for record in own]
-        axes.plot(*zip(*sorted(points), strict=True), marker="osD^vP"[number], label=name)
-    axes.set_xticks(range(len(columns)), columns, fontsize=8)
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("position of the sentence, tokens" if task == "late_sentence" else "tokens read")
-    if task == "cost":
-        axes.set_yscale("log")
-        log_ticks(axes.yaxis)
-        number_ticks(axes.yaxis, "g")
-    show_grid(axes)
-
-
 if __name__ == "__main__":
-    run(Settings, measure, table, draw)
+    run(Settings, measure, table)

@@ -30,9 +30,7 @@ from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
-
-CHARACTERS = 6  # of a token, more than the mean of a text
-MOST_CHARACTERS = 100_000  # of a text; the rest is beyond every length
+from reproduce.long_texts import draw_texts
 
 Precision = Literal["float32", "mixed", "bfloat16"]
 
@@ -44,7 +42,7 @@ class Settings(ScriptSettings):
     # Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their names.
     models: Measurement[list[ModelName]]
     text_file: Measurement[list[File]]  # Files, folders or globs of long texts.
-    samples: Measurement[int] = 200  # Number of texts.
+    samples: Measurement[int] = 200  # Number of texts, drawn at random.
     # Lengths in tokens to which the texts are truncated.
     cosine_lengths: Measurement[Counts] = field(default_factory=lambda: [32, 128, 256, 512])
     # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
@@ -62,9 +60,11 @@ def measure(settings: Settings, results: Results) -> None:
         InputError: for models and texts that cannot be used.
     """
     models = by_name(settings.models)
-    passages = long_passages(settings.text_file, settings.samples, max(settings.cosine_lengths))
     embedders = {name: load(model, settings.precision, settings.batch_size) for name, model in models.items()}
-    first = next(iter(embedders.values()))
+    first, longest = next(iter(embedders.values())), max(settings.cosine_lengths)
+    texts = read_documents(find_files(settings.text_file, field="text_file"), document="file", column="text")
+    options = {"least": longest, "keep": longest, "count": settings.samples}
+    passages = [text.text for text in draw_texts(texts, first.tokenizer, **options, field="samples")]
 
     @functools.cache
     def reference(n: int) -> np.ndarray:
@@ -93,16 +93,6 @@ def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
     autocast = fast_dtype("auto" if precision == "mixed" else "float32", best_device())
     return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
-
-
-def long_passages(text_file: list[str], samples: int, tokens: int) -> list[str]:
-    """Texts of more than a number of tokens, evenly spaced over all files."""
-    texts = read_documents(find_files(text_file, field="text_file"), document="file", column="text")
-    long = [text[:MOST_CHARACTERS] for text in texts if len(text) >= tokens * CHARACTERS]
-    if len(long) < samples or samples < 1:
-        enough = f"1 to {len(long)} (the texts of at least {tokens * CHARACTERS:,} characters)"
-        raise InputError(f"samples: expected {enough}, got {samples}")
-    return [long[place] for place in np.linspace(0, len(long) - 1, samples).astype(int)]
 
 
 def _truncated(embedder: Embedder, texts: Sequence[str], n: int) -> np.ndarray:

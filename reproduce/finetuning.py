@@ -1,25 +1,31 @@
-"""Fine-tune a sentence encoder on labelled long texts, in five ways of reading them; accuracy and seconds.
+"""Fine-tune a sentence encoder on labelled long texts, in several ways of reading them: accuracy, time and memory.
 
 - cut: the encoder's first tokens (512 for MiniLM).
 - pieces: all tokens, in sequences of that length.
 - stretched: all tokens at once with full attention, positions repeated.
 - linear, linear with adapter: all tokens at once with `linearize`, without and with an adapter.
+- linear with full layers: without an adapter, some layers keep full attention (`--full_layers`).
 
 The classifier is a linear layer on the mean over all tokens, so `pieces` are pooled before the classifier. All weights
-are trained, in mixed precision where the device has bfloat16. Each way has its learning rate chosen by accuracy on
-validation texts with the first seed; what is shown is accuracy on test texts, at that rate, for all seeds.
+are trained without dropout, in mixed precision where the device has bfloat16. Each way has its learning rate chosen by
+accuracy on validation texts with the first seed; what is shown is accuracy on test texts, at that rate, for all seeds.
 
+Tasks: accuracy; cost, which is the time of an update with the batch of median size and of the longest test text, all
+ways in turn, and the peak memory of such an update. Runs of some ways and tasks can be put together.
+
+    python benchmarks/finetuning_zen4-2-cores_202611/texts.py reviews movie-reviews/reviews.jsonl reviews
     python -m reproduce.finetuning --model sentence-transformers/all-MiniLM-L6-v2 \\
-      --adapter all-MiniLM-L6-v2-4096 --data authors films modules
+      --adapter all-MiniLM-L6-v2-4096 --data reviews
 
-A folder of `data` has train, validation and test, each `.jsonl` or `.jsonl.gz` with `text` and `label`.
-Result: benchmarks/finetuning_h100_202611.
+A folder of `data` has train, validation and test, each `.jsonl` with `text` and `label`.
+Result: benchmarks/finetuning_zen4-2-cores_202611.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -32,18 +38,21 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import input_errors
 from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, Seed, Training, settings
+from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
-Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter"]
-WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter"]
+Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
+WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
+Task = Literal["accuracy", "cost"]
 PARTS = ("train", "validation", "test")
 POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
+NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
 
 @settings
@@ -55,7 +64,10 @@ class Settings(ScriptSettings):
     # Adapter for linear attention, a name, folder or hub id; default: without this way.
     adapter: Training[Folder | None] = None
     ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))  # Ways of reading a long text.
-    n: Training[Count] = 4096  # Most tokens of a text.
+    # Layers that keep full attention in `linear with full layers`, from 0.
+    full_layers: Training[list[Seed]] = field(default_factory=lambda: [1, 2, 5])
+    tasks: Training[list[Task]] = field(default_factory=lambda: ["accuracy", "cost"])  # What is measured.
+    n: Training[Count] = 2048  # Most tokens of a text.
     rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
     # Seeds of the classifier's weights and the order of texts.
     seeds: Training[list[Seed]] = field(default_factory=lambda: [0, 1, 2])
@@ -109,30 +121,31 @@ class Classifier(nn.Module):
         return [[tokens[0], *part.tolist(), tokens[-1]] for part in parts]
 
 
-def build(settings: Settings, way: Way, classes: int, seed: int, device: torch.device) -> tuple[Classifier, int]:
-    """A classifier that reads texts in one way, and the most tokens that it reads."""
+def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classifier, int]:
+    """A classifier that reads texts in one way, without dropout, and the most tokens that it reads."""
     encoder = AutoModel.from_pretrained(settings.model)
-    longest, limit = longest_input(encoder) or settings.n, settings.n
-    if way == "cut":
-        limit = min(limit, longest)
-    elif way == "stretched":
-        set_positions(encoder, limit, "extend")
-    elif way != "pieces":
-        encoder = linearize(
-            encoder, adapter=settings.adapter if way == "linear with adapter" else None, max_position_embeddings=limit
-        )
+    longest = longest_input(encoder) or settings.n
+    longer = max(longest, settings.n)
+    if way == "stretched":
+        set_positions(encoder, longer, "extend")
+    elif way == "linear with adapter":
+        encoder = linearize(encoder, adapter=settings.adapter)
+    elif way.startswith("linear"):
+        full = settings.full_layers if way == "linear with full layers" else []
+        layers = [layer for layer in range(encoder.config.num_hidden_layers) if layer not in full]
+        encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
+    limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
     torch.manual_seed(seed)
-    return Classifier(encoder, classes, longest if way == "pieces" else None).to(device), limit
+    classifier = Classifier(encoder, classes, longest if way == "pieces" else None)
+    return classifier.to(device_of(settings.device)).eval(), limit
 
 
 def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict[str, Texts], int]:
     """The parts of a data set, and its number of classes."""
     frames = {}
     for part in PARTS:
-        path = next((path for path in (folder / f"{part}.jsonl", folder / f"{part}.jsonl.gz") if path.exists()), None)
-        if path is None:
-            raise InputError(f"data: expected {folder / part}.jsonl or .jsonl.gz, got neither")
-        frames[part] = pandas.read_json(path, lines=True, dtype=False)
+        with input_errors(f"data: expected {folder / part}.jsonl"):
+            frames[part] = pandas.read_json(folder / f"{part}.jsonl", lines=True, dtype=False)
     classes = sorted(set(frames["train"]["label"]))
     return {
         part: Texts(
@@ -156,91 +169,146 @@ def batches(texts: Texts, size: int, limit: int, generator: np.random.Generator)
         )
 
 
+def mixed_precision(model: Classifier) -> torch.autocast:
+    """bfloat16 where the device has it."""
+    device = model.classifier.weight.device
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype("auto", device) == torch.bfloat16)
+
+
+def gradients(model: Classifier, texts: list[list[int]], labels: list[int]) -> Tensor:
+    """Add the gradients of a batch, and return its loss."""
+    with mixed_precision(model):
+        logits = model(texts)
+    loss = nn.functional.cross_entropy(logits.float(), torch.tensor(labels, device=logits.device))
+    loss.backward()
+    return loss.detach()
+
+
+def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
+    """The classes of texts."""
+    with mixed_precision(model), torch.inference_mode():
+        return model(texts).argmax(-1).tolist()
+
+
 def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, rate: float, seed: int) -> Record:
-    """Train one classifier: accuracy on validation and test texts, and seconds of training and of the test."""
-    device = device_of(settings.device)
-    model, limit = build(settings, way, classes, seed, device)
+    """Train one classifier: its accuracy on validation and test texts."""
+    model, limit = build(settings, way, classes, seed)
     generator = np.random.default_rng(seed)
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARM_UP * updates), updates)
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype("auto", device) == torch.bfloat16)
     losses = []
-    start = time.perf_counter()
     for _ in range(settings.epochs):
         for texts, labels in batches(data["train"], settings.batch_size, limit, generator):
-            with mixed:
-                logits = model.train()(texts)
-            loss = nn.functional.cross_entropy(logits.float(), torch.tensor(labels, device=device))
-            loss.backward()
+            losses.append(gradients(model, texts, labels))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.detach())
     record = {"updates": len(losses), "loss": torch.stack(losses[-20:]).mean().item()}
-    record["train_s"] = time.perf_counter() - start
     for part in PARTS[1:]:
-        start, right = time.perf_counter(), 0
-        for texts, labels in batches(data[part], settings.batch_size, limit, np.random.default_rng(0)):
-            with mixed, torch.inference_mode():
-                right += int((model.eval()(texts).argmax(-1) == torch.tensor(labels, device=device)).sum())
-        record |= {f"{part}_accuracy": right / len(data[part].labels), f"{part}_s": time.perf_counter() - start}
+        pairs = batches(data[part], settings.batch_size, limit, np.random.default_rng(0))
+        right = [np.equal(predicted(model, texts), labels).sum() for texts, labels in pairs]
+        record[f"{part}_accuracy"] = float(sum(right)) / len(data[part].labels)
     return record
 
 
+def case(settings: Settings, way: Way, data: dict[str, Texts], mode: Mode) -> Callable[[], object]:
+    """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
+    model, limit = build(settings, way, max(data["train"].labels) + 1, seed=0)
+    if mode == "forward":
+        text = max(data["test"].tokens, key=len)
+        return functools.partial(predicted, model, [text[: limit - 1] + text[-1:]])
+    found = list(batches(data["train"], settings.batch_size, settings.n, np.random.default_rng(0)))
+    texts, labels = sorted(found, key=lambda batch: sum(map(len, batch[0])))[len(found) // 2]
+    cut = [tokens[: limit - 1] + tokens[-1:] for tokens in texts]
+    gradients(model, [cut[0][:64]], labels[:1])  # initialises libraries and allocates gradients
+    return functools.partial(gradients, model, cut, labels)
+
+
+def peak_of(settings: Settings, way: Way, data: dict[str, Texts]) -> int:
+    """Peak bytes of an update beyond weights and gradients."""
+    return peak_bytes(case(settings, way, data, "train"), device_of(settings.device))
+
+
 def measure(settings: Settings, results: Results) -> None:
-    """Add a record for each training."""
+    """Add a record for each training, and for time and memory of each way."""
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    ways = [way for way in settings.ways if way != "linear with adapter" or settings.adapter is not None]
     for folder in map(Path, settings.data):
         data, classes = read(folder, tokenizer, settings.n)
-        described: Record = {"classes": classes, **{part: len(texts.labels) for part, texts in data.items()}}
-        described["tokens"] = int(np.median([len(tokens) for tokens in data["train"].tokens]))
-        for way in tqdm(settings.ways, desc=folder.name):
-            if way == "linear with adapter" and settings.adapter is None:
-                continue
-            first, *others = settings.seeds
-            runs = [(rate, first) for rate in settings.rates] + [(None, seed) for seed in others]
-            validated: dict[float, float] = {}
-            for rate, seed in runs:
-                rate = rate or max(validated, key=lambda rate: validated[rate])
-                key = {"data": folder.name, "way": way, "rate": rate, "seed": seed}
-                record = results.find(**key)
-                if record is None:
-                    record = results.add(**key, **described, **train(settings, way, data, classes, rate, seed))
-                if seed == first:
-                    validated[rate] = record["validation_accuracy"]
+        if "accuracy" in settings.tasks:
+            for way in tqdm(ways, desc=folder.name):
+                add_accuracy(settings, results, folder.name, way, data, classes)
+        key = {"measured": "cost", "data": folder.name}
+        missing = [way for way in ways if "cost" in settings.tasks and results.find(**key, way=way) is None]
+        timings = {}
+        for mode in MODES:
+            cases = {way: case(settings, way, data, mode) for way in missing}
+            timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
+        for way in missing:
+            cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
+            results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
-def chosen(content: Record) -> pandas.DataFrame:
-    """The records at the learning rate that the first seed's validation chose."""
-    frame = pandas.DataFrame(content["records"])
-    first = frame[frame["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
-    best = first.loc[first.groupby(["data", "way"])["validation_accuracy"].idxmax(), ["data", "way", "rate"]]
-    return frame.merge(best, on=["data", "way", "rate"])
+def add_accuracy(
+    settings: Settings, results: Results, name: str, way: Way, data: dict[str, Texts], classes: int
+) -> None:
+    """Add a record for each learning rate with the first seed, and for the best of them with each other one."""
+    described: Record = {"classes": classes, **{part: len(texts.labels) for part, texts in data.items()}}
+    described["tokens"] = int(np.median([len(tokens) for tokens in data["train"].tokens]))
+    first, *others = settings.seeds
+    validated: dict[float, float] = {}
+    for rate, seed in [*((rate, first) for rate in settings.rates), *((None, seed) for seed in others)]:
+        rate = rate or max(validated, key=lambda rate: validated[rate])
+        key = {"measured": "accuracy", "data": name, "way": way, "rate": rate, "seed": seed}
+        record = results.find(**key)
+        if record is None:
+            record = results.add(**key, **described, **train(settings, way, data, classes, rate, seed))
+        if seed == first:
+            validated[rate] = record["validation_accuracy"]
+
+
+def chosen(content: Record) -> Iterator[tuple[str, list[tuple[str, pandas.DataFrame, Record]]]]:
+    """For each data set, of each way: accuracies at the rate that the first seed's validation chose, and its cost."""
+    frame = pandas.DataFrame(record for record in content["records"] if record["measured"] == "accuracy")
+    costs = {(each["data"], each["way"]): each for each in content["records"] if each["measured"] == "cost"}
+    for data, part in () if frame.empty else frame.groupby("data", sort=False):
+        ways = []
+        for way, runs in part.groupby("way", sort=False):
+            first = runs[runs["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
+            runs = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
+            cost, updates = costs.get((data, way), NOT_MEASURED), int(runs["updates"].iloc[0])
+            ways.append((way, runs, {**cost, "training_s": updates * cost["train"]["median_s"]}))
+        yield str(data), ways
 
 
 def table(content: Record) -> str:
-    """Accuracy and seconds of each way, a table for each data set."""
-    settings, frame = content["settings"], chosen(content)
+    """Accuracy, time and memory of each way, a table for each data set."""
+    settings = content["settings"]
+    full = ", ".join(map(str, settings["full_layers"]))
+    epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
     parts = [
         f"""# Fine-tuning on long texts
 
-{settings["epochs"]} epochs of batches of {settings["batch_size"]} texts of up to {settings["n"]:,} tokens; mean and
-standard deviation of {len(settings["seeds"])} seeds, at the learning rate of {settings["rates"]} that was best on
-validation texts. Seconds: of the training, and of the test texts, one process alone on the device."""
+{epochs.capitalize()} of batches of {settings["batch_size"]} texts of up to {settings["n"]:,} tokens. Accuracy on test
+texts: mean and standard deviation of {len(settings["seeds"])} seeds, at the learning rate of {settings["rates"]} that
+was best on validation texts. Training: the median time of an update with the batch of median size, times the updates.
+One text: the longest test text. Memory: peak of an update beyond weights and gradients.
+Full layers: {full}, from 0."""
     ]
-    for data, part in frame.groupby("data", sort=False):
-        row = part.iloc[0]
+    for data, ways in chosen(content):
+        row = ways[0][1].iloc[0]
         rows = [
             {
                 "way": way,
-                "accuracy on test texts, %": mean_and_deviation([100 * x for x in records["test_accuracy"]], 1),
-                "learning rate": f"{records['rate'].iloc[0]:g}",
-                "training, s": f"{records['train_s'].median():,.1f}",
-                "test, s": f"{records['test_s'].median():,.2f}",
+                "accuracy, %": mean_and_deviation([100 * x for x in runs["test_accuracy"]], 1),
+                "learning rate": f"{runs['rate'].iloc[0]:g}",
+                "training, s": f"{cost['training_s']:,.0f}",
+                "one text, ms": f"{1e3 * cost['forward']['median_s']:,.0f}",
+                "memory, MiB": f"{cost['peak_bytes'] / 2**20:,.0f}",
             }
-            for way, records in part.groupby("way", sort=False)
+            for way, runs, cost in ways
         ]
         counts = f"{row['train']:,} training, {row['validation']:,} validation and {row['test']:,} test texts"
         described = f"{row['classes']} classes; {counts}; a training text has {row['tokens']:,} tokens (median)."
@@ -248,14 +316,17 @@ validation texts. Seconds: of the training, and of the test texts, one process a
     return "\n\n".join(parts)
 
 
-def draw(content: Record) -> Figure:
-    """Accuracy of each way beside its seconds of training, a panel for each data set; a point for each seed."""
-    groups = list(chosen(content).groupby("data", sort=False))
+def draw(content: Record) -> Figure | None:
+    """Mean accuracy of each way beside its seconds of training, with its deviation; a panel for each data set."""
+    groups = list(chosen(content))
+    if not groups:
+        return None
     figure, panels = new_panels(len(groups), (5.0, 3.8))
-    for axes, (data, part) in zip(panels, groups, strict=True):
-        for way, records in part.groupby("way", sort=False):
-            axes.plot(records["train_s"], 100 * records["test_accuracy"], "o", label=way)
-        axes.set_title(str(data))
+    for axes, (data, ways) in zip(panels, groups, strict=True):
+        for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
+            accuracy = 100 * runs["test_accuracy"]
+            axes.errorbar(cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=way)
+        axes.set_title(data)
         axes.set_xlabel("training, s")
         axes.set_ylabel("accuracy on test texts, %")
         axes.set_xlim(left=0)

@@ -92,9 +92,9 @@ def with_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, kee
 
 
 def draw_texts(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, least: int, keep: int, count: int
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, least: int, keep: int, count: int, field: str
 ) -> list[LongText]:
-    """Draw different texts at random: `count` or, if there are fewer, all.
+    """Draw different texts at random.
 
     Args:
         texts: All texts; of equal ones, one is used.
@@ -102,6 +102,10 @@ def draw_texts(
         least: Minimum number of tokens.
         keep: As for `with_tokens`.
         count: Number of texts.
+        field: Name of the setting of their number.
+
+    Raises:
+        InputError: if there are fewer.
     """
     different = [text for text in dict.fromkeys(texts) if len(text) >= least]  # a token has one character or more
     drawn: list[LongText] = []
@@ -111,6 +115,9 @@ def draw_texts(
         drawn += [text for text in batch if text.tokens >= least]
         if len(drawn) >= count:
             break
+    if not 1 <= count <= len(drawn):
+        enough = f"1 to {len(drawn)} (the different texts of at least {least:,} tokens)"
+        raise InputError(f"{field}: expected {enough}, got {count}")
     return drawn[:count]
 
 

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 from linformer_cli.cli import main
 from tests.conftest import fail
-from tests.inference.conftest import LONGEST, TEXTS, described, encoded
+from tests.inference.conftest import LONGEST, TEXTS, WORDS, described, encoded
 
 SIZE = 7
 PROMPT = "the story:"
@@ -22,6 +22,10 @@ PROMPT = "the story:"
 def embedded(folder, model, output, *options):
     main(["embed", *map(str, (model, folder / "texts.csv", "--out", output, "--batch_size", 3, *options))])
     return np.load(output)
+
+
+def pieces_of(output):
+    return [json.loads(line) for line in output.with_name(f"{output.name}.pieces.jsonl").read_text().splitlines()]
 
 
 def states(model, text, prompt):
@@ -40,19 +44,25 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
     torch.manual_seed(0)
     model = described(folder, tmp_path / "model", modules, config)
     vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE)
-    expected, texts = [], [*TEXTS, "", "A.b"]
-    for text in texts:
+    expected, texts = {}, [*TEXTS, "", "A.b"]
+    for row, text in enumerate(texts, start=1):
         hidden, first = states(model, text, prompt)
+        if len(hidden) == LONGEST:  # it may be truncated
+            continue
         edges = [*range(first, max(first + 1, len(hidden) - 1), SIZE), len(hidden)]
         edges[0] = 0 if include else first
         for start, stop in itertools.pairwise(edges):
             mean = torch.from_numpy(hidden[start:stop].mean(axis=0))
             with torch.no_grad():
                 mapped = modules[1]({"sentence_embedding": mean[None].to(modules[1].linear.weight.device)})
-            expected.append(torch.nn.functional.normalize(mapped["sentence_embedding"].cpu())[0].numpy())
-    np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
-    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
-    assert len(pieces) == len(vectors) > len(texts)
+            expected.setdefault(row, []).append(
+                torch.nn.functional.normalize(mapped["sentence_embedding"].cpu())[0].numpy()
+            )
+    pieces = pieces_of(tmp_path / "vectors.npy")
+    for row, of_text in expected.items():
+        own = vectors[[piece["row"] == row for piece in pieces]]
+        np.testing.assert_allclose(own, of_text, rtol=0, atol=2e-6)
+    assert len(expected) > 15 and len(pieces) == len(vectors) > len(texts)
     shown = [texts[piece["row"] - 1][piece["start"] : piece["end"]] for piece in pieces]
     assert shown[0] == "the" and shown[-2:] == ["", "A.b"] and all(text in TEXTS[1] for text in shown[1:3])
 
@@ -68,34 +78,53 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
 def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
     """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool.
 
-    Without a prompt the tokenizer truncates on the left.
+    Without a prompt the tokenizer truncates on the left, which changes nothing: whole texts are read.
     """
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
     if not prompt:
         transformers.AutoTokenizer.from_pretrained(model, truncation_side="left").save_pretrained(model)
     vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", *option), encoded(model, TEXTS)
-    short = [number for number, text in enumerate(TEXTS) if len(text) < 50 or "chunk_tokens" in option[0]]
+    short = [number for number, text in enumerate(TEXTS) if len(text) < 50]
+    if option[0] == "--chunk_tokens":
+        rows = [piece["row"] - 1 for piece in pieces_of(tmp_path / "vectors.npy")]
+        vectors = vectors[[rows.index(number) for number in range(len(TEXTS))]]
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
 
 
-def test_pieces_of_the_end_where_the_tokenizer_truncates_on_the_left(folder, tmp_path):
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("length", "size", "inputs"),
+    [  # first token of each input, and its pieces
+        (15, 7, {0: [(0, 7), (7, 14), (14, 15)]}),
+        (16, 7, {0: [(0, 7), (7, 14)], 1: [(14, 16)]}),
+        (29, 7, {0: [(0, 7), (7, 14)], 14: [(14, 21), (21, 28), (28, 29)]}),
+        (32, 7, {0: [(0, 7), (7, 14)], 14: [(14, 21), (21, 28)], 17: [(28, 32)]}),
+        (32, 40, {0: [(0, 15)], 15: [(15, 30)], 17: [(30, 32)]}),
+    ],
+)
+def test_a_long_text_is_read_in_several_inputs(folder, tmp_path, side, length, size, inputs):
+    """Each has 15 tokens of the text; the last reads back. The tokenizer would truncate on one side."""
     model = described(folder, tmp_path / "model", [Pooling(33, "mean")])
-    transformers.AutoTokenizer.from_pretrained(model, truncation_side="left").save_pretrained(model)
-    vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE, "--max_length", 17)
-    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
-    row, text = next((row, text) for row, text in enumerate(TEXTS, start=1) if len(text.split()) > 29)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    inputs = tokenizer(text, truncation=True, max_length=17, return_tensors="pt")
-    with torch.no_grad():
-        (hidden,) = transformers.AutoModel.from_pretrained(model).eval()(**inputs).last_hidden_state
-    expected = [hidden[start:stop].mean(dim=0).numpy() for start, stop in ((0, 8), (8, 15), (15, 17))]
-    numbers = [number for number, piece in enumerate(pieces) if piece["row"] == row]
-    np.testing.assert_allclose(vectors[numbers], expected, rtol=0, atol=2e-6)
-    offsets = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"][1:-1][-15:]
-    assert [(piece["start"], piece["end"]) for piece in (pieces[number] for number in numbers)] == [
-        (offsets[start][0], offsets[stop - 1][1]) for start, stop in ((0, 7), (7, 14), (14, 15))
-    ]
+    transformers.AutoTokenizer.from_pretrained(model, truncation_side=side).save_pretrained(model)
+    text = " ".join([WORDS[0], *WORDS[1:] * 3][:length])  # a token each
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
+    output = tmp_path / "vectors.npy"
+    options = ["--chunk_tokens", size, "--max_length", 17]
+    main(["embed", *map(str, (model, tmp_path / "text.jsonl", "--out", output, *options))])
+    encoded = transformers.AutoTokenizer.from_pretrained(model)(text, return_offsets_mapping=True, verbose=False)
+    first, *own, last = encoded["input_ids"]
+    network, expected = transformers.AutoModel.from_pretrained(model).eval(), []
+    for begin, pieces in inputs.items():
+        with torch.no_grad():
+            (hidden,) = network(torch.tensor([[first, *own[begin : begin + 15], last]])).last_hidden_state
+        for start, stop in pieces:
+            end = len(hidden) if stop == length else stop - begin + 1
+            expected.append(hidden[0 if start == 0 else start - begin + 1 : end].mean(dim=0).numpy())
+    np.testing.assert_allclose(np.load(output), expected, rtol=0, atol=2e-6)
+    offsets = encoded["offset_mapping"][1:-1]
+    spans = [(offsets[start][0], offsets[stop - 1][1]) for pieces in inputs.values() for start, stop in pieces]
+    assert [(piece["start"], piece["end"]) for piece in pieces_of(output)] == spans
 
 
 def test_the_mean_of_pieces(folder, tmp_path):

@@ -13,21 +13,26 @@ from tests.reproduce.started import start
 
 
 @pytest.mark.e2e
-def test_results_and_their_table(tmp_path, drawn):
+def test_results_and_their_table(tmp_path, drawn, monkeypatch):
+    monkeypatch.setattr(script, "in_fresh_process", lambda function, *arguments: function(*arguments))
     encoder, data = write_encoder(tmp_path / "encoder"), tmp_path / "texts"
     data.mkdir()
     rows = [{"text": article(number, sentences=12), "label": "ab"[number % 2]} for number in range(8)]
     for part in script.PARTS:
         pandas.DataFrame(rows).to_json(data / f"{part}.jsonl", orient="records", lines=True)
     sizes = ["--n", "127", "--epochs", "1", "--batch_size", "3", "--rates", "1e-4", "3e-4", "--seeds", "5", "6"]
+    sizes += ["--full_layers", "1"]
     records = start(script, tmp_path / "out", "--model", encoder, "--data", data, *sizes)["records"]
     ways = [way for way in script.WAYS if way != "linear with adapter"]
-    assert [record["way"] for record in records] == [way for way in ways for _ in range(3)]
+    trained = [record for record in records if record["measured"] == "accuracy"]
+    assert [record["way"] for record in trained] == [way for way in ways for _ in range(3)]
     for way in ways:
-        first, second, other = (record for record in records if record["way"] == way)
+        first, second, other = (record for record in trained if record["way"] == way)
         best = max((first, second), key=lambda record: record["validation_accuracy"])
         assert (other["seed"], other["rate"]) == (6, best["rate"])
         assert {first["updates"], other["updates"]} == {3}
+        (cost,) = (record for record in records if record["way"] == way and record["measured"] == "cost")
+        assert cost["forward"]["median_s"] > 0 and cost["train"]["median_s"] > 0 and cost["peak_bytes"] >= 0
     table = (tmp_path / "out" / "finetuning.md").read_text()
     assert all(f"| {way} | " in table for way in ways)
 
@@ -44,3 +49,12 @@ def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
         expected = classifier.classifier(hidden.mean(dim=0))
         logits = classifier([text, [0, 7, 2]])
     torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("way", "linear"), [("linear", [0, 1]), ("linear with full layers", [0])])
+def test_layers_that_keep_full_attention(tmp_path, way, linear):
+    encoder = write_encoder(tmp_path / "encoder")
+    settings = script.Settings(model=str(encoder), data=[], n=127, full_layers=[1])
+    classifier, limit = script.build(settings, way, 3, seed=0)
+    names = [f"encoder.layer.{layer}.attention.self" for layer in linear]
+    assert (classifier.encoder.config.linformer["layers"], limit) == (names, 127)

@@ -281,9 +281,9 @@ class EmbedSettings(ResumeSettings, WeightSettings):
     out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
-    # Tokens at which longer texts are truncated; default: as in the model's files.
+    # Tokens of an input, at which longer texts are truncated, or divided; default: as in the model's files.
     max_length: Texts[Count | None] = None
-    # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
+    # Write an embedding for each piece of this many tokens, pooled from inputs of max_length (late chunking),
     # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
     chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.

@@ -1,8 +1,8 @@
 """Embed any number of texts, in order, in one array on disk: whole, or by pieces.
 
-Late chunking (Günther et al. 2024, arXiv 2409.04701) runs the encoder on a whole text once and pools each piece of its
-hidden states, so that a piece's vector knows its context. The mean of pieces embeds each piece alone, so an encoder
-of few positions reads a long text whole. In both, a text of one piece has the vector that it has otherwise.
+Late chunking (Günther et al. 2024, arXiv 2409.04701) runs the encoder on inputs of many pieces and pools the hidden
+states of each piece, so that its vector knows its context. The mean of pieces embeds each piece alone. Both read a long
+text whole with an encoder of few positions, and a text of one piece has the vector that it has otherwise.
 """
 
 from __future__ import annotations
@@ -108,16 +108,17 @@ class Tokens(NamedTuple):
     after: list[int]  # special tokens
     spans: list[tuple[int, int]]  # first character of each token of the text itself, and the character after its last
     room: int  # tokens of the text itself in the longest input
-    start: int  # first token of the text itself that remains if it is truncated
 
     def window(self, start: int) -> Window:
         """The longest input with a part of the text itself, from a token on, and all other tokens."""
         return {"input_ids": [*self.before, *self.text[start : start + self.room], *self.after]}
 
-    def pieces(self, size: int) -> list[tuple[int, int]]:
-        """First token of each piece of the truncated text, and the token after its last, among those of the text."""
-        stop = min(len(self.text), self.start + self.room)
-        return [(start, min(start + size, stop)) for start in range(self.start, max(1, stop), size)]
+    def passes(self, size: int) -> list[list[int]]:
+        """Of each of the longest inputs that read the text: the first token of each piece, and the end of the last."""
+        size, length = min(size, self.room), len(self.text)
+        whole = self.room // size * size
+        starts = range(0, max(1, length - self.room + whole), whole)
+        return [[*range(start, max(1, stop), size), stop] for start, stop in itertools.pairwise([*starts, length])]
 
 
 def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
@@ -141,12 +142,10 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
         if embedder.limit <= around:
             expected = f"at least {around + 1} for prompt and text"
             raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
-        room = embedder.limit - around
-        start = max(0, len(of_text) - room) if tokenizer.truncation_side == "left" else 0
-        yield Tokens(ids[:first], ids[first:stop], after, spans, room, start)
+        yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
 
 
-def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -> np.ndarray:
+def embed_pieces(embedder: Embedder, texts: Sequence[str]) -> np.ndarray:
     """Means of the embeddings of consecutive pieces, weighted by their numbers of tokens, float32 `[texts, width]`.
 
     They are normalised if the embeddings of the model are.
@@ -154,16 +153,14 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -
     Args:
         embedder: The embedder; each piece has at most `embedder.limit` tokens, prompt and special tokens included.
         texts: The texts, one or more; all of each is read.
-        overlap: Share of a piece that the next one repeats.
     """
     windows: list[Window] = []
     weights, firsts = [], []
     for tokens in tokenise(embedder, texts):
-        length, repeated = len(tokens.text), int(tokens.room * overlap)
         firsts.append(len(windows))
-        for start in range(0, max(1, length - repeated), tokens.room - repeated):
+        for start in range(0, max(1, len(tokens.text)), tokens.room):
             windows.append(tokens.window(start))
-            weights.append(max(1, min(tokens.room, length - start)))
+            weights.append(max(1, min(tokens.room, len(tokens.text) - start)))
     counts = np.array(weights, dtype=np.float32)[:, None]
     sums = np.add.reduceat(embedder.outputs(windows) * counts, firsts)
     if isinstance(embedder.sentences[-1], Normalize):
@@ -174,18 +171,19 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], overlap: float = 0) -
 def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
     """Late chunking: the embeddings of all pieces of some texts, float32 `[pieces, width]`.
 
-    A text's first piece includes the special tokens before it and the prompt, if the model pools that; its last piece
-    includes the special tokens after it.
+    A text longer than `embedder.limit` is read in several inputs of that length, whose pieces do not overlap. Its first
+    piece includes the special tokens before it and the prompt, if the model pools that; its last piece includes the
+    special tokens after it.
 
     Args:
         embedder: The embedder, with mean pooling.
-        texts: The texts, one or more; truncated to `embedder.limit`.
+        texts: The texts, one or more; all of each is read.
         size: Number of tokens of each piece; the last one of a text may have fewer.
     """
     encoder, *others = embedder.sentences
-    tokens = list(tokenise(embedder, texts))
-    windows = [each.window(each.start) for each in tokens]
-    embedder.truncated += sum(len(each.text) > each.room for each in tokens)
+    passes = [(text, edges) for text in tokenise(embedder, texts) for edges in text.passes(size)]
+    starts = [min(edges[0], max(0, len(text.text) - text.room)) for text, edges in passes]  # the last one reads back
+    windows = [text.window(start) for (text, _), start in zip(passes, starts, strict=True)]
 
     def vector(states: torch.Tensor) -> np.ndarray:
         outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
@@ -196,9 +194,12 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
     def run(batch: list[int]) -> Iterator[np.ndarray]:
         outputs = encoder(dict(embedder.pad([windows[index] for index in batch])))
         for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
-            states, text = hidden[real.bool()], tokens[index]
-            edges = [len(text.before) + start - text.start for start, _ in text.pieces(size)] + [len(states)]
-            edges[0] = min(embedder.unpooled, edges[1] - 1)
+            states, (text, pieces) = hidden[real.bool()], passes[index]
+            edges = [len(text.before) + piece - starts[index] for piece in pieces]
+            if pieces[-1] == len(text.text):
+                edges[-1] = len(states)
+            if pieces[0] == 0:
+                edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
     return embedder.outputs(windows, run)
@@ -214,7 +215,7 @@ def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: i
         tokenised = (each for group in in_groups(texts) for each in tokenise(embedder, [text for text, _ in group]))
         bar = tqdm(tokenised, desc="Tokenise", unit=" texts", dynamic_ncols=True, delay=2)
         for row, tokens in enumerate(bar, start=1):
-            for start, stop in tokens.pieces(size):
+            for start, stop in itertools.chain.from_iterable(map(itertools.pairwise, tokens.passes(size))):
                 spans = tokens.spans[start:stop] or [(0, 0)]
                 file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
                 pieces += 1
