@@ -48,7 +48,7 @@ COMMANDS = {
     "linearize": Command(
         _S.LinearizeCommandSettings,
         _CONVERT,
-        "interop.linearize",
+        "interop.convert",
         "BAAI/bge-small-en-v1.5 long --max_position_embeddings 4096",
     ),
     "convert": Command(

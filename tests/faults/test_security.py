@@ -18,7 +18,7 @@ import linformer_kit
 from linformer_cli.cli import main
 from linformer_kit.files import folders, manifest
 from linformer_kit.files.folders import find_checkpoint, rotate_checkpoints
-from linformer_kit.files.manifest import MANIFEST, damage, recover, write_manifest
+from linformer_kit.files.manifest import MANIFEST, damage, write_manifest
 from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.training.checkpoint import save_model
 from tests.faults.runs import finetune_command, pretrain_command, run_all
@@ -275,7 +275,7 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     run.mkdir()
     for name in (".checkpoint-3.part", "checkpoint-1"):
         (run / name).symlink_to(precious)
-    recover(run, folders.CHECKPOINT)
+    folders.remove_unfinished(run)
     assert not (run / ".checkpoint-3.part").is_symlink()
     (run / "checkpoint-5").mkdir()
     write_manifest(run / "checkpoint-5")

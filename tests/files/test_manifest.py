@@ -10,8 +10,8 @@ import pytest
 
 from linformer_kit import InputError
 from linformer_kit.files import manifest
-from linformer_kit.files.folders import CHECKPOINT
-from linformer_kit.files.manifest import damage, read_json, recover, write_manifest
+from linformer_kit.files.folders import find_checkpoint, remove_unfinished
+from linformer_kit.files.manifest import damage, read_json, write_manifest
 from linformer_kit.files.writing import whole_folder
 
 
@@ -69,19 +69,19 @@ def test_a_folder_is_replaced_at_once_and_kept_after_a_failure(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
-def test_what_a_killed_process_leaves_is_finished_or_removed(tmp_path):
-    """Half a folder, and a complete one whose old version is partly removed."""
+def test_what_a_killed_process_leaves_is_removed(tmp_path):
+    """Half a folder, a whole one, and an old version that is partly removed, which is no checkpoint."""
     write(tmp_path / "checkpoint-1", "kept")
     write(tmp_path / ".checkpoint-2.part", "new")
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / ".checkpoint-1.part").mkdir()
     for other in (".notes.part", ".checkpoint-4", ".checkpoint-x.part"):
         (tmp_path / other).mkdir()
-    recover(tmp_path, CHECKPOINT)
+    remove_unfinished(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"checkpoint-1", "checkpoint-2", ".notes.part", ".checkpoint-4", ".checkpoint-x.part"}
-    for name, content in {"checkpoint-1": "kept", "checkpoint-2": "new"}.items():
-        assert damage(tmp_path / name) is None and (tmp_path / name / "a.txt").read_text() == content
+    assert find_checkpoint(tmp_path)[0] == tmp_path / "checkpoint-1"
+    assert (tmp_path / "checkpoint-1" / "a.txt").read_text() == "kept"
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,7 @@ def test_models_of_one_configuration_stay_apart():
             "projected_dim: expected one number for each of 3 heads, got 2",
         ),
         ({"sharing": "all"}, "sharing: expected 'none', .*, got all"),
+        ({"share": "none"}, "share: expected a setting, got an unknown one"),
         (
             {"shorter_input": "stretch"},
             "shorter_input: expected prefix, or a projection with windows .*, got 'stretch'",

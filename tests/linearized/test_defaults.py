@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import inspect
 
 import pytest
 import torch
 
 import linformer_kit as lk
-from linformer_cli.settings import LinearizeSettings
-from linformer_kit.linearized.linearize import linearize
 from tests.conftest import values_of
 from tests.families import FAMILIES, build, example
 
@@ -24,12 +21,6 @@ def pair(name: str, **options) -> tuple[torch.nn.Module, torch.nn.Module]:
     torch.manual_seed(0)
     before = build(FAMILIES[name]).double()
     return before, lk.linearize(copy.deepcopy(before), SLOTS, **options)
-
-
-def test_function_and_settings_agree():
-    of_function = inspect.signature(linearize).parameters
-    settings = LinearizeSettings()
-    assert {name: of_function[name].default for name in vars(settings)} == vars(settings)
 
 
 def test_nothing_is_untrained():

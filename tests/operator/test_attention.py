@@ -117,10 +117,7 @@ def test_calls_rejected(arguments, message):
             {"bias_order": "after_projection", "sharing": "none"},
             "bias_order: expected before_projection, unless E and F",
         ),
-        (
-            {"projection": SHARED},
-            "projection_initializer: expected None, since the projection module has them, got (31",
-        ),
+        ({"projection": SHARED}, "max_seq_len: expected None, since the projection module has its own, got 31"),
     ],
 )
 def test_constructions_rejected(arguments, message):

@@ -11,6 +11,7 @@ from linformer_kit import InputError, LinformerAttention
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import right_padded, take_positions, zero_padding
 from linformer_kit.operator.reference import neighbours_reference
+from linformer_kit.operator.slots import ForwardPass
 from tests.conftest import randomise
 
 WIDTH, HEADS, N, K = 6, 2, 23, 5
@@ -45,7 +46,7 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, HEADS, N, dtype=torch.float64))
     order, lengths = right_padded(mask, is_known=False)
     ordered = zero_padding(take_positions(x, order), lengths)
-    slots = attention.project(ordered, None, lengths, choose(ordered))
+    slots = attention.project(ordered, None, ForwardPass(choose(ordered), lengths))
     near_key = slots.neighbours.key if projected_dim == K else None
     for sample in range(2):
         near = neighbours_reference(~mask[sample], window)

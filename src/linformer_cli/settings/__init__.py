@@ -25,6 +25,7 @@ from linformer_cli.settings.commands import (
     TrainingSettings,
     check_model_is_kept,
 )
+from linformer_cli.settings.declare import changed
 from linformer_cli.settings.files import is_local_path, model_label, names_only, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,

@@ -331,7 +331,7 @@ class ConvertSettings(ResizedSlotSettings):
     # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt).
     model: Argument[ModelName]
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
+    attention: Linear[Attention] = "linformer"  # `full` keeps full attention.
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
 
 

@@ -126,6 +126,12 @@ def _not_a_truth_value(value: Any) -> Any:
     return value
 
 
+def changed(values: Any, kind: type) -> dict[str, Any]:
+    """The settings of a class that have another value than by default, by name."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    return {name: value for name, default in defaults.items() if (value := getattr(values, name)) != default}
+
+
 class Setting(NamedTuple):
     """A setting of a command."""
 
@@ -178,7 +184,7 @@ def _sentences(kind: type) -> dict[str, str]:
         for line in inspect.getsource(each).splitlines():
             if line.startswith("    # "):
                 above.append(line.strip(" #"))
-            elif field := re.match(r"    (\w+): .*?(?:  # (.*))?$", line):
+            elif field := re.match(r"    (\w+): .*?(?:  # (?!type: )(.*))?$", line):
                 sentences[field[1]] = " ".join(above) or field[2] or sentences.get(field[1], "")
                 above = []
     return sentences

@@ -12,8 +12,8 @@ from typing import Any
 
 from linformer_cli.errors import InputError
 from linformer_cli.outputs import RUN_MARK, check_how_to_start, check_no_run, check_writable
-from linformer_kit.files.manifest import damage, listed_files, recover, remove_listed
-from linformer_kit.files.writing import MANIFEST, remove_folder
+from linformer_kit.files.manifest import damage, listed_files, remove_listed
+from linformer_kit.files.writing import MANIFEST, PART, remove_folder, remove_tree
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -102,6 +102,13 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, wrong
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have written of checkpoints."""
+    for part in folder.glob(f".*{PART}"):
+        if CHECKPOINT.fullmatch(part.name.removeprefix(".").removesuffix(PART)):
+            remove_tree(part)
+
+
 def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
     """Remove all but `limit` checkpoints, the oldest first, if the newest one is intact; None: remove none.
 
@@ -124,7 +131,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def _remove_run(folder: Path) -> None:
     """Remove the files of a run and folders that become empty; of symbolic links only the links."""
-    recover(folder, CHECKPOINT)
+    remove_unfinished(folder)
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
-from linformer_kit.files.writing import MANIFEST, PART, flush, put_in_place, remove_tree, write_whole
+from linformer_kit.files.writing import MANIFEST, flush, write_whole
 
 
 def file_fingerprint(path: Path) -> str:
@@ -65,21 +64,6 @@ def remove_listed(folder: Path) -> None:
 def _between(path: Path, folder: Path) -> list[Path]:
     """The folders between a file and `folder`, the deepest first."""
     return [parent for parent in path.parents if folder in parent.parents]
-
-
-def recover(parent: Path, names: re.Pattern[str]) -> None:
-    """Finish what processes that were killed in `whole_folder` have completed, and remove what they have not.
-
-    `parent` contains the folders, whose names match the pattern.
-    """
-    for part in parent.glob(f".*{PART}"):
-        folder = parent / part.name.removeprefix(".").removesuffix(PART)
-        if not names.fullmatch(folder.name):
-            continue
-        if part.is_symlink() or damage(part) is not None:
-            remove_tree(part)
-        else:
-            put_in_place(part, folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

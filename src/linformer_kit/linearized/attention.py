@@ -34,7 +34,7 @@ from linformer_kit.operator.padding import (
     take_positions,
 )
 from linformer_kit.operator.projections import FullAttention, SharedProjection
-from linformer_kit.operator.slots import attend_slots
+from linformer_kit.operator.slots import ForwardPass, attend_slots
 
 IMPLEMENTATION = "linformer"
 _RIGHT_PADDED = "_linformer_right_padded"  # attribute of a mask for all layers of a forward pass: it was looked at
@@ -101,18 +101,17 @@ def linear_attention(
     if window:
         query = _in_order(query, order)
     query = scaled(query, scaling)
-    kernels = choose(key)
+    run = ForwardPass(choose(key), lengths)
     slots = project_heads(
         layer if shared is None else shared.module,
         key,
         value,
-        lengths,
-        kernels,
+        run,
         None if shared is None else layer.projected_dim,
         sliding_window=window,
         global_tokens=getattr(layer, "global_tokens", 0),
     )
-    context, weights = attend_slots(query, slots, kernels, dropout=dropout, need_weights=need_weights)
+    context, weights = attend_slots(query, slots, run.kernels, dropout=dropout, need_weights=need_weights)
     if weights is not None:
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     context = context.transpose(1, 2)

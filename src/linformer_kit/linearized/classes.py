@@ -127,7 +127,7 @@ class LinearizedModel(LinearModel):
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         self.config.linformer |= {"seq_len": seq_len, "projected_dim": projected_dim}
         for number, name in enumerate(self._fields.layers if self._fields.shared else ()):
-            getattr(self.base_model.get_submodule(name), LAYER).projected_dim = self._fields.slots(number)
+            getattr(self.base_model.get_submodule(name), LAYER).projected_dim = self._fields.projected_dim_of(number)
 
 
 def _check_implementation(asked: Any) -> None:
@@ -155,7 +155,7 @@ def attach(model: PreTrainedModel) -> None:
     states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
     states |= {name: FullAttention(fields.num_heads) for name in fields.full_layers}
     for number, name in enumerate(fields.layers):
-        states[name] = SharedLayer(base, fields.slots(number)) if fields.shared else projections[number]
+        states[name] = SharedLayer(base, fields.projected_dim_of(number)) if fields.shared else projections[number]
         states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens
     for name, state in states.items():
         like = next(modules[name].parameters())

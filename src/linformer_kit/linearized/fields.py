@@ -68,20 +68,9 @@ class LinearFields(SlotSettings):
         layers, dims = len(self.layers), self.projected_dim
         if isinstance(dims, list) and len(dims) != layers:
             raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
-        projections = [
-            build_projection(
-                self,
-                seq_len=self.seq_len,
-                projected_dim=largest_dim(dims) if self.shared else self.slots(layer),
-                num_heads=self.num_heads,
-                head_dim=self.head_dim,
-            )
-            for layer in range(min(layers, 1) if self.shared else layers)
-        ]
-        for layer in range(layers if self.shared else 0):
-            projections[0].checked_slots(self.slots(layer), self.num_heads)
+        of_layers = [self.projected_dim_of(layer) for layer in range(layers)]
+        built = [largest_dim(dims)][:layers] if self.shared else of_layers
+        projections = [build_projection(self, self.seq_len, k, self.num_heads, self.head_dim) for k in built]
+        for k in of_layers if self.shared else ():
+            projections[0].checked_slots(k, self.num_heads)
         return projections
-
-    def slots(self, layer: int) -> int | list[int]:
-        """k of a layer, or of each of its heads."""
-        return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim

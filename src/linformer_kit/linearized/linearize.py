@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
@@ -17,14 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.settings import (
-    LinearizeSettings,
-    Projection,
-    ProjectionInitializer,
-    ResizeMode,
-    Sharing,
-    ShorterInput,
-)
+from linformer_cli.settings import LinearizeSettings, changed
 from linformer_kit.files.tokenizer import reset_padding
 from linformer_kit.linearized.adapter import Adapter, read_adapter
 from linformer_kit.linearized.classes import (
@@ -56,15 +48,7 @@ def linearize(
     projected_dim: int | list[int] | list[list[int]] | None = None,
     *,
     adapter: str | os.PathLike[str] | None = None,
-    sharing: Sharing = "headwise",
-    projection: Projection = "mean_pool",
-    shorter_input: ShorterInput | None = None,
-    projection_initializer: ProjectionInitializer = "mean_pooling",
-    sliding_window: int = 128,
-    global_tokens: int | None = None,
-    layers: Sequence[int] | None = None,
-    max_position_embeddings: int | None = None,
-    resize_mode: ResizeMode = "extend",
+    **settings: Any,
 ) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
@@ -89,19 +73,24 @@ def linearize(
         adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
             one that `linformer distill --adapter_rank` made for this model. It is merged into the weights, and
             determines all other arguments. None: the weights stay as they are.
-        sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
-        projection: Name of a projection (`operator.projections.PROJECTIONS`).
-        shorter_input: What texts shorter than n use: windows that tile them (`stretch`), which changes the outputs of
-            short texts little, or the first columns and windows (`prefix`); default: `stretch` where slots are windows
-            of tokens (`mean_pool`, `max_pool`, `conv`), else `prefix`.
-        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
-        sliding_window: w, the number of tokens around each query that it sees exactly, its own included; 0: none.
-        global_tokens: g, the number of tokens at the start that every query sees exactly; default: 1 where slots are
-            windows of tokens, else 0.
-        layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
-            []: none, so nothing is approximated; layers with a window and products become faster.
-        max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
-        resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
+        settings: Fields of `LinearizeSettings`, with their defaults:
+
+            - `sharing`: `headwise`, or `none`, `key_value`, `layerwise` (section 4 of the paper).
+            - `projection`: `mean_pool`, or another of `operator.projections.PROJECTIONS`.
+            - `shorter_input`: What texts shorter than n use: windows that tile them (`stretch`), which changes the
+              outputs of short texts little, or the first columns and windows (`prefix`); default: `stretch` where slots
+              are windows of tokens (`mean_pool`, `max_pool`, `conv`), else `prefix`.
+            - `projection_initializer`: `mean_pooling`, the initialisation of E and F of projection `linear`, or another
+              of `operator.projections.starts`.
+            - `sliding_window`: 128, w, the number of tokens around each query that it sees exactly, its own included;
+              0: none.
+            - `global_tokens`: g, the number of tokens at the start that every query sees exactly; default: 1 where
+              slots are windows of tokens, else 0.
+            - `layers`: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
+              []: none, so nothing is approximated; layers with a window and products become faster.
+            - `max_position_embeddings`: n, the new maximum length in tokens; default: that of the model.
+            - `resize_mode`: How position embeddings are resized to n: repeated (`extend`, the default) or interpolated
+              (`interpolate`).
 
     Returns:
         The model. Each E and F is a parameter `[projected_dim, n]` (W_P of projection `dynamic`:
@@ -117,18 +106,7 @@ def linearize(
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
         >>> model = lk.linearize(SentenceTransformer("BAAI/bge-small-en-v1.5"), max_position_embeddings=4096)
     """
-    given = LinearizeSettings(
-        projected_dim=projected_dim,  # type: ignore[arg-type]
-        sharing=sharing,
-        projection=projection,
-        projection_initializer=projection_initializer,
-        shorter_input=shorter_input,
-        sliding_window=sliding_window,
-        global_tokens=global_tokens,
-        layers=layers,  # type: ignore[arg-type]
-        max_position_embeddings=max_position_embeddings,
-        resize_mode=resize_mode,
-    )
+    given = LinearizeSettings(projected_dim=projected_dim, **settings)
     if not isinstance(model, nn.Sequential):
         linear = linearize_encoder(model, given, adapter)
         if linear.base_model is linear and linear.config.name_or_path:
@@ -137,7 +115,9 @@ def linearize(
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
-    if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
+    if (
+        adapter is None and given.max_position_embeddings is None
+    ):  # n is as before, so a lower limit is the author's choice
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
     reset_padding(sentences.tokenizer)
@@ -179,7 +159,10 @@ def linearize_encoder(
         changes.check_base(model)
     fields = _fields(model, layers, settings)
     fields.new_projections()  # raises errors before anything is changed
-    _own_configuration(model)
+    shared, copied = model.config, copy.deepcopy(model.config)  # which other models may share
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = copied
     if settings.max_position_embeddings is not None:
         set_positions(model, settings.max_position_embeddings, settings.resize_mode)
     kind: Any = type(model)
@@ -225,9 +208,8 @@ def _warn_of_bare_encoder(name: str) -> None:
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
     """The adapter's settings; arguments that contradict them raise an error, and defaults count as unset."""
     settings = adapter.settings
-    for name, default in vars(LinearizeSettings()).items():
-        value, known = getattr(given, name), getattr(settings, name)
-        if value not in (default, known):
+    for name, value in changed(given, LinearizeSettings).items():
+        if value != (known := getattr(settings, name)):
             raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
     return settings
 
@@ -282,11 +264,3 @@ def _chosen(layers: list[AttentionLayer], numbers: list[int] | None, kind: str) 
     if sorted(set(numbers) & set(possible)) != sorted(numbers):
         raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers!r}")
     return [layers[number] for number in sorted(numbers)]
-
-
-def _own_configuration(model: PreTrainedModel) -> None:
-    """Give the model its own copy of the configuration, since other models may share the object."""
-    shared, copied = model.config, copy.deepcopy(model.config)
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = copied

@@ -38,8 +38,8 @@ def use_fast_products(model: nn.Module) -> None:
 
 def _fast_formats() -> set[torch.dtype]:
     """The number formats in which `kernels` may be faster than torch on this processor."""
-    formats = (torch.float32, torch.bfloat16, torch.float16)
-    return {dtype for dtype in formats if Processor.here().speeds_up_linear(dtype)}
+    formats, here = (torch.float32, torch.bfloat16, torch.float16), Processor.here()
+    return {dtype for dtype in formats if here.prefers_onednn(dtype) or not here.has_instructions(dtype)}
 
 
 class _FastLinear:

@@ -9,7 +9,7 @@ Axes: batch, heads, seq_len (n), head_dim; blocks of consecutive queries (rows),
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -146,14 +146,16 @@ def window_attention(
         InputError: for attention with a term that is not computed here, such as sinks or a cap of the scores.
     """
     check_weights(module, arguments)
-    if is_recorded(arguments):
-        if isinstance(attention_mask, WindowMask):
-            attention_mask = attention_mask.pairs(query.shape[2])
-        return attend_pairs(module, query, key, value, attention_mask, scaling, dropout)
-    if not isinstance(attention_mask, WindowMask):
+    need_weights = is_recorded(arguments)
+    if not need_weights and not isinstance(attention_mask, WindowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    bias, window, is_causal, blind = attention_mask
+    if need_weights:
+        mask = attention_mask.pairs(query.shape[2]) if isinstance(attention_mask, WindowMask) else attention_mask
+        if mask is not None and mask.dtype == torch.bool:  # True where visible
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+        return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
+    bias, window, is_causal, blind = cast(WindowMask, attention_mask)
     tokens = Neighbours(key, value, window, bias=bias, is_causal=is_causal)
     no_slots = key[:, :, :0]
     context = choose(query).attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
@@ -176,22 +178,6 @@ def scaled(query: Tensor, scaling: float | None) -> Tensor:
     """Queries whose scores with the scale 1/√head_dim are those with another one."""
     head_dim = query.shape[-1]
     return query if scaling in (None, head_dim**-0.5) else query * (scaling * head_dim**0.5)
-
-
-def attend_pairs(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Full attention with its weights P."""
-    key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    if mask is not None and mask.dtype == torch.bool:  # True where visible
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
 
 
 def one_for_each_query(

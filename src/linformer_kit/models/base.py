@@ -17,8 +17,7 @@ from linformer_cli.settings import ResizeMode
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.conditions import require
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
-from linformer_kit.operator.projections.resampling import resize_positions
-from linformer_kit.operator.projections.sizes import check_resize, each_dim
+from linformer_kit.operator.projections.sizes import check_resize, each_dim, resize_positions
 from linformer_kit.operator.projections.windows import more_windows
 from linformer_kit.report.card import write_card
 
@@ -171,10 +170,6 @@ class Table(NamedTuple):
     embedding: nn.Embedding
     unused: int
 
-    @property
-    def positions(self) -> int:
-        return self.embedding.num_embeddings - self.unused
-
 
 def position_tables(model: nn.Module) -> list[Table]:
     """All tables of token positions in a model."""
@@ -195,8 +190,8 @@ def _first(owner: nn.Module, embedding: nn.Embedding) -> int:
 
 def longest_input(model: PreTrainedModel) -> int | None:
     """n in tokens: the size of the tables, else the configuration's value; None if there is no limit."""
-    tables = [table.positions for table in position_tables(model)]
-    return min(tables, default=getattr(model.config, "max_position_embeddings", None))
+    positions = [table.embedding.num_embeddings - table.unused for table in position_tables(model)]
+    return min(positions, default=getattr(model.config, "max_position_embeddings", None))
 
 
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:

@@ -94,10 +94,6 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         """Whether a layer has full attention."""
         return (self.attention[layer] if isinstance(self.attention, list) else self.attention) == "full"
 
-    def projected_dim_of(self, layer: int) -> int | list[int]:
-        """k of a layer, or of each of its heads."""
-        return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
-
     @property
     def largest_projected_dim(self) -> int:
         """The largest k of all layers and heads."""

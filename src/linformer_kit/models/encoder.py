@@ -5,7 +5,8 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
-from linformer_kit.operator.kernels import Kernels, choose
-from linformer_kit.operator.padding import put_back, put_back_weights, zero_padding
+from linformer_kit.operator.kernels import Kernels
+from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,
@@ -28,6 +29,7 @@ from linformer_kit.operator.projections import (
     build_projection,
     inside,
 )
+from linformer_kit.operator.slots import ForwardPass
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
 _LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often
@@ -50,14 +52,15 @@ class LocalConvolution(nn.Module):
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, kernels: Kernels
+        self, hidden: Float[Tensor, "batch seq_len embed"], run: ForwardPass
     ) -> Float[Tensor, "batch seq_len embed"]:
-        """Convolve over the real tokens of right-padded sequences; `lengths` is their number (None: all)."""
+        """Convolve over the real tokens of right-padded sequences."""
         embed, width = self.weight.shape
         # As an image of one row with channels last, the only layout that is fast on CPUs.
-        image = zero_padding(hidden, lengths).transpose(1, 2)[:, :, None]
+        image = zero_padding(hidden, run.lengths).transpose(1, 2)[:, :, None]
         weight = self.weight[:, None, None]
-        return kernels.widened(F.conv2d, image, weight, padding=(0, width // 2), groups=embed)[:, :, 0].transpose(1, 2)
+        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, width // 2), groups=embed)
+        return mixed[:, :, 0].transpose(1, 2)
 
 
 class LinformerLayer(GradientCheckpointingLayer):
@@ -92,35 +95,30 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.widest = config.intermediate_size
         self.norm_first = config.norm_first
         self.is_full = isinstance(projection, FullAttention)
 
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
+        run: ForwardPass | None = None,
         output_attentions: bool = False,
-        kernels: Kernels | None = None,
-        in_blocks: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         """The output of right-padded sequences, and P̄ or None.
 
         In blocks of tokens, which are independent given the slots, the output overwrites `hidden`, and there is no P̄.
         """
-        kernels = choose(hidden, kernels)
+        run = ForwardPass.of(hidden, run)
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        keys = zero_padding(inputs, lengths)
-        local = None if self.local_convolution is None else self.local_convolution(inputs, lengths, kernels)
-        if not in_blocks:
-            attended, weights = self.self_attn(inputs, keys, None, lengths, output_attentions, kernels)
-            return self._feed_forward(hidden, attended, local, kernels), weights
-        slots = self.self_attn.project(keys, None, lengths, kernels)
-        for block in token_blocks(hidden, self.widest):
-            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), kernels)
-            hidden[block] = self._feed_forward(
-                hidden[block], attended, None if local is None else local[block], kernels
-            )
+        keys = zero_padding(inputs, run.lengths)
+        local = None if self.local_convolution is None else self.local_convolution(inputs, run)
+        if not run.blocks:
+            attended, weights = self.self_attn(inputs, keys, None, run, output_attentions)
+            return self._feed_forward(hidden, attended, local, run.kernels), weights
+        slots = self.self_attn.project(keys, None, run)
+        for block in run.blocks:
+            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), run.kernels)
+            hidden[block] = self._feed_forward(hidden[block], attended, of_block(local, *block), run.kernels)
         return hidden, None
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:
@@ -166,13 +164,11 @@ class LinformerEncoder(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None = None,
+        run: ForwardPass | None = None,
         order: Int[Tensor, "batch seq_len"] | None = None,
         *,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
-        kernels: Kernels | None = None,
-        in_blocks: bool = False,
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
@@ -180,28 +176,25 @@ class LinformerEncoder(nn.Module):
         can be retained; with other padding they are copies in the caller's order.
 
         Args:
-            hidden: Embeddings.
-            lengths: Number of real tokens of each sequence; None: all.
+            hidden: Embeddings; with blocks the layers compute in their memory.
+            run: The forward pass; None: of the encoder alone, without padding.
             order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
-            kernels: Those of this forward pass; None: they are chosen here.
-            in_blocks: Whether to compute in blocks of tokens, in the memory of `hidden` (`runs_in_blocks`).
         """
         states: list[Tensor] = []
         attentions: list[Tensor] = []
-        kernels = choose(hidden, kernels)
+        run = ForwardPass.of(hidden, run)
         for layer in self.layers:
             if output_hidden_states:
                 states.append(put_back(hidden, order))
-            hidden, weights = layer(hidden, lengths, output_attentions, kernels, in_blocks)
+            hidden, weights = layer(hidden, run, output_attentions)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))
-        if self.layer_norm is not None and not in_blocks:
-            hidden = self.layer_norm(hidden)
-        elif self.layer_norm is not None:
-            for block in token_blocks(hidden, hidden.shape[-1]):
+        if self.layer_norm is not None:
+            for block in run.blocks:
                 hidden[block] = self.layer_norm(hidden[block])
+            hidden = hidden if run.blocks else self.layer_norm(hidden)
         last = put_back(hidden, order)
         return BaseModelOutput(
             last,
@@ -210,13 +203,14 @@ class LinformerEncoder(nn.Module):
         )
 
 
-def runs_in_blocks(
+def token_blocks(
     module: nn.Module, tokens: Shaped[Tensor, "batch seq_len *embed"], width: int, kernels: Kernels
-) -> bool:
-    """Whether a token-wise module should run block by block.
+) -> Sequence[tuple[slice, slice]]:
+    """Samples and rows of the blocks of tokens in which a token-wise module should run; none: all tokens at once.
 
-    True for large inputs in inference on a CPU: there the activations of a block stay in the cache, and only one block
-    needs memory. False in training mode, with hooks or foreign classes in the module, or with mixed dtypes.
+    There are blocks for large inputs in inference on a CPU: there the activations of a block stay in the cache, and
+    only one block needs memory. There are none in training mode, with hooks or foreign classes in the module, or with
+    mixed dtypes. Blocks have about equal sizes; each is a part of one sequence, or several whole ones.
 
     Args:
         module: The module.
@@ -224,44 +218,23 @@ def runs_in_blocks(
         width: Width of its widest activation.
         kernels: Those of this forward pass.
     """
-    if (
-        kernels.device != "cpu"
-        or kernels.calls_modules
-        or kernels.autocast is not None
-        or torch.is_grad_enabled()
-        or tokens.shape[:2].numel() <= _block_tokens(width)
-    ):
-        return False
+    if kernels.device != "cpu" or kernels.calls_modules or kernels.autocast is not None or torch.is_grad_enabled():
+        return ()
+    batch, length = tokens.shape[:2]
+    most = max(_LEAST_TOKENS, _BLOCK_TOKENS * torch.get_num_threads(), _BLOCK_ELEMENTS // width)
+    if batch * length <= most:
+        return ()
     dtypes = {parameter.dtype for parameter in module.parameters()}
     dtypes |= {tokens.dtype} if tokens.is_floating_point() else set()
-    return len(dtypes) == 1 and not any(
-        part.training or (part is not module and may_need_whole(part)) for part in module.modules()
-    )
-
-
-def _block_tokens(width: int) -> int:
-    """Tokens in a block whose widest activation has this width."""
-    return max(_LEAST_TOKENS, _BLOCK_TOKENS * torch.get_num_threads(), _BLOCK_ELEMENTS // width)
-
-
-def token_blocks(tokens: Shaped[Tensor, "batch seq_len *embed"], width: int) -> Iterator[tuple[slice, slice]]:
-    """Samples and positions of blocks of tokens of about equal sizes, small enough for activations of this width.
-
-    A block is a part of one sequence, or several whole ones.
-    """
-    (batch, length), most = tokens.shape[:2], _block_tokens(width)
-    samples = max(1, most // max(1, length))
-    parts = -(-length // most)
-    for start in range(0, batch, samples):
-        for part in range(parts):
-            yield slice(start, start + samples), slice(part * length // parts, (part + 1) * length // parts)
+    need_whole = (part.training or (part is not module and may_need_whole(part)) for part in module.modules())
+    if len(dtypes) > 1 or any(need_whole):
+        return ()
+    samples, parts = max(1, most // length), -(-length // most)
+    edges = [part * length // parts for part in range(parts + 1)]
+    groups = [slice(start, start + samples) for start in range(0, batch, samples)]
+    return [(group, slice(*rows)) for group in groups for rows in itertools.pairwise(edges)]
 
 
 def _projection(config: LinformerConfig, projected_dim: int | list[int]) -> SequenceProjection:
-    return build_projection(
-        config,
-        seq_len=config.max_position_embeddings,
-        projected_dim=projected_dim,
-        num_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-    )
+    n, heads = config.max_position_embeddings, config.num_attention_heads
+    return build_projection(config, n, projected_dim, heads, config.hidden_size // heads)

@@ -22,12 +22,13 @@ from transformers.utils.generic import can_return_tuple
 from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
-from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, runs_in_blocks, token_blocks
+from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
-from linformer_kit.operator.padding import is_right_padded, of_samples, right_padded, take_positions, zero_padding
+from linformer_kit.operator.padding import is_right_padded, of_block, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
+from linformer_kit.operator.slots import ForwardPass
 
 
 class LinformerPreTrainedModel(LinearModel):
@@ -102,9 +103,9 @@ class Inputs(NamedTuple):
     def of_block(self, samples: slice, rows: slice) -> Inputs:
         """Some of the tokens."""
         return Inputs(
-            self.tokens[samples, rows],
-            of_samples(self.position_ids, samples)[:, rows],
-            None if self.token_type_ids is None else self.token_type_ids[samples, rows],
+            of_block(self.tokens, samples, rows),
+            of_block(self.position_ids, samples, rows),
+            of_block(self.token_type_ids, samples, rows),
             None if self.lengths is None else self.lengths[samples] - rows.start,
             None,
         )
@@ -210,11 +211,13 @@ class LinformerEmbeddings(nn.Module):
             embeddings = embeddings + self.token_type_embeddings(first if types is None else types)
         return self.dropout(self.layer_norm(embeddings))
 
-    def run_in_blocks(self, inputs: Inputs) -> Float[Tensor, "batch seq_len embed"]:
+    def run_in_blocks(
+        self, inputs: Inputs, blocks: Sequence[tuple[slice, slice]]
+    ) -> Float[Tensor, "batch seq_len embed"]:
         """`forward` in blocks of tokens, in inference."""
         table = self.position_embeddings.weight
         hidden = table.new_empty(*inputs.tokens.shape[:2], table.shape[1])
-        for block in token_blocks(hidden, table.shape[1]):
+        for block in blocks:
             hidden[block] = self(inputs.of_block(*block))
         return hidden
 
@@ -259,13 +262,13 @@ class LinformerModel(LinformerPreTrainedModel):
             are undefined.
         """
         inputs = checked_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        lengths, order = inputs.lengths, inputs.order
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         kernels = choose(inputs.tokens)
         shown = {"output_attentions": attentions, "output_hidden_states": states}
-        in_blocks = runs_in_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
-        in_blocks = in_blocks and not (attentions or states)
-        hidden = self.embeddings.run_in_blocks(inputs) if in_blocks else self.embeddings(inputs)
+        is_shown = attentions or states
+        blocks = () if is_shown else token_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
+        run, order = ForwardPass(kernels, inputs.lengths, blocks), inputs.order
+        hidden = self.embeddings.run_in_blocks(inputs, blocks) if blocks else self.embeddings(inputs)
         del inputs, inputs_embeds  # they would keep their memory during the encoder's call
-        return self.encoder(hidden, lengths, order, kernels=kernels, in_blocks=in_blocks, **shown)
+        return self.encoder(hidden, run, order, **shown)

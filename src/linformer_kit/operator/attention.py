@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from linformer_cli.errors import InputError
 from linformer_kit.operator.conditions import has_hooks
-from linformer_kit.operator.kernels import Kernels, choose
+from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
 from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
-from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.slots import ForwardPass, Slots, attend_slots, merge_heads, split_heads
 
 
 class ProjectedAttention(nn.Module):
@@ -75,9 +75,8 @@ class ProjectedAttention(nn.Module):
         query: Float[Tensor, "batch query_len embed"],
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"] | None = None,
-        lengths: Int[Tensor, " batch"] | None = None,
+        run: ForwardPass | None = None,
         need_weights: bool = False,
-        kernels: Kernels | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -85,9 +84,8 @@ class ProjectedAttention(nn.Module):
             query: Input of the queries; with a sliding window those of the positions of the keys.
             key: Input of the keys, with zeros at padding (`padding.zero_padding`).
             value: Input of the values; None: that of the keys, so that E·X is computed once.
-            lengths: Number of real tokens of each sequence; None: all.
+            run: The forward pass; None: of this layer alone, without padding.
             need_weights: Whether to return the context mapping P̄.
-            kernels: Those of this forward pass; None: they are chosen here.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -96,9 +94,9 @@ class ProjectedAttention(nn.Module):
             InputError: for a sequence longer than the projection allows, and a projection with other heads or fewer
                 slots.
         """
-        kernels = choose(key, kernels)
-        slots = self.project(key, value, lengths, kernels)
-        output, weights = self.attend(query, slots, kernels, need_weights)
+        run = ForwardPass.of(key, run)
+        slots = self.project(key, value, run)
+        output, weights = self.attend(query, slots, run.kernels, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -107,8 +105,7 @@ class ProjectedAttention(nn.Module):
         self,
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"] | None,
-        lengths: Int[Tensor, " batch"] | None,
-        kernels: Kernels,
+        run: ForwardPass,
     ) -> Slots:
         """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`.
 
@@ -117,13 +114,13 @@ class ProjectedAttention(nn.Module):
         """
         # Looked up at every call, so that a replacement is used.
         called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-        declared, first, window = inside(called), self.global_tokens, self.sliding_window
+        declared, first, window, kernels = inside(called), self.global_tokens, self.sliding_window, run.kernels
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
         check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
             keys, values = self._mapped(key, value, kernels)
-            exact, source = (window, first), key[:, first:] if first else key
-            return project_heads(called, keys, values, lengths, kernels, dims, *exact, source=source)
+            source = key[:, first:] if first else key
+            return project_heads(called, keys, values, run, dims, window, first, source=source)
 
         def mapped(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
             sums = compressed.sums if self.bias_order == "before_projection" else None
@@ -136,9 +133,9 @@ class ProjectedAttention(nn.Module):
         if first or window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if window else first)
             keys, values = self._mapped(key[:, seen], None if value is None else value[:, seen], kernels)
-            tokens = Neighbours(keys, values, window, lengths)
+            tokens = Neighbours(keys, values, window, run.lengths)
         unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
-        return _slots(called, *unmapped, lengths, kernels, dims, first, tokens, mapped=mapped)
+        return _slots(called, *unmapped, run, dims, first, tokens, mapped=mapped)
 
     def attend(
         self,
@@ -189,8 +186,7 @@ def project_heads(
     projection: nn.Module,
     key: Float[Tensor, "batch heads seq_len head_dim"],
     value: Float[Tensor, "batch heads seq_len head_dim"],
-    lengths: Int[Tensor, " batch"] | None,
-    kernels: Kernels,
+    run: ForwardPass,
     projected_dim: int | Sequence[int] | None = None,
     sliding_window: int = 0,
     global_tokens: int = 0,
@@ -203,8 +199,7 @@ def project_heads(
         projection: E and F.
         key: K·W_K, right-padded.
         value: V·W_V.
-        lengths: Number of real tokens of each sequence; None: all.
-        kernels: Those of this forward pass.
+        run: The forward pass.
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
@@ -212,12 +207,13 @@ def project_heads(
     """
     declared = inside(projection)
     dims = declared.checked_slots(projected_dim, key.shape[1])
+    lengths = run.lengths
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
-    if _is_exact(declared, key.shape[2] - global_tokens, dims, kernels):
+    if _is_exact(declared, key.shape[2] - global_tokens, dims, run.kernels):
         padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
         return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
     tokens = Neighbours(key, value, sliding_window, lengths)
-    return _slots(projection, key, value, lengths, kernels, dims, global_tokens, tokens, source=source)
+    return _slots(projection, key, value, run, dims, global_tokens, tokens, source=source)
 
 
 def _is_exact(projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels) -> bool:
@@ -230,8 +226,7 @@ def _slots(
     projection: nn.Module,
     key: Tensor,
     value: Tensor | None,
-    lengths: Tensor | None,
-    kernels: Kernels,
+    run: ForwardPass,
     dims: Sequence[int],
     first: int,
     tokens: Neighbours | None,
@@ -245,20 +240,25 @@ def _slots(
     """
     if first:
         key, value = key[:, :, first:], None if value is None else value[:, :, first:]
-        lengths = None if lengths is None else (lengths - first).clamp(min=0)
+        run = run._replace(lengths=None if run.lengths is None else (run.lengths - first).clamp(min=0))
 
     def compress(number: int) -> Slots:
-        compressed = projection(key, value, lengths, number, kernels, source)
+        compressed = projection(key, value, number, run, source)
         keys, values = (compressed.key, compressed.value) if mapped is None else mapped(compressed)
         if compressed.sizes is None:
             return Slots(keys, values)
         sizes = compressed.sizes[:, None]  # for all heads
-        return Slots(keys, values, sizes == 0 if lengths is not None or kernels.exporting else None, sizes)
+        may_be_empty = run.lengths is not None or run.kernels.exporting
+        return Slots(keys, values, sizes == 0 if may_be_empty else None, sizes)
 
     slots = compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
     if tokens is not None and first:
         slots = slots.after_tokens(tokens.key[:, :, :first], tokens.value[:, :, :first], tokens.lengths)
-    return slots.with_neighbours(tokens) if tokens is not None and tokens.window else slots
+    if tokens is None or not tokens.window:
+        return slots
+    if slots.sizes is not None:  # slots count for the tokens only that a query does not see
+        tokens = tokens._replace(edges=F.pad(slots.sizes.cumsum(-1), (1, 0)))
+    return slots._replace(neighbours=tokens)
 
 
 def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:

@@ -18,9 +18,11 @@ from linformer_cli.settings import BiasOrder, SlotSettings
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import is_integer
+from linformer_kit.operator.slots import ForwardPass
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3
@@ -103,27 +105,20 @@ class LinformerAttention(ProjectedAttention):
         batch_first: bool = True,
     ) -> None:
         _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
+        own = {"sharing": sharing, "shorter_input": shorter_input, "projection_initializer": projection_initializer}
+        slots: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if isinstance(projection, str):
             with renamed("seq_len", "max_seq_len"):
-                given = {"projection": projection, "sharing": sharing, "shorter_input": shorter_input}
-                given["projection_initializer"] = projection_initializer
-                chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-                projection = build_projection(
-                    SlotSettings(**chosen),
-                    seq_len=max_seq_len,
-                    projected_dim=cast(int, projected_dim),
-                    num_heads=num_heads,
-                    head_dim=embed_dim // num_heads,
-                )
+                settings, head_dim = SlotSettings(projection=cast(Any, projection), **slots), embed_dim // num_heads
+                projection = build_projection(settings, max_seq_len, projected_dim, num_heads, head_dim)
             projected_dim = None
         elif projection is None:
             projection, projected_dim = FullAttention(num_heads), None
         else:
             is_module, kind = isinstance(projection, SequenceProjection), type(projection).__name__
             check_input(is_module, "projection", "a name, a projection module or None", kind)
-            own = (max_seq_len, sharing, shorter_input, projection_initializer)
-            names = "max_seq_len, sharing, shorter_input, projection_initializer"
-            check_input(own == (None,) * 4, names, "None, since the projection module has them", own)
+            for name, value in ({"max_seq_len": max_seq_len} | slots).items():
+                check_input(value is None, name, "None, since the projection module has its own", value)
             projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
@@ -192,7 +187,7 @@ class LinformerAttention(ProjectedAttention):
         queries, values = None if query is key else batch_first(query), None if value is key else batch_first(value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
         query, key, values, lengths, order = self._right_padded(queries, batch_first(key), values, mask)
-        output, weights = super().forward(query, key, values, lengths, need_weights)
+        output, weights = super().forward(query, key, values, ForwardPass(choose(key), lengths), need_weights)
         if self._moves_queries:
             output = put_back(output, order)
         if weights is not None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import of_samples
+from linformer_kit.operator.padding import of_block
 
 _ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens; without slots half as many
 _MOST_ROWS = 512  # with wide windows
@@ -54,22 +54,13 @@ class Neighbours(NamedTuple):
         after = torch.minimum(positions + self.window - self.before, limits)
         return first, torch.where(positions < limits, after, first)
 
-    def of_samples(self, samples: slice) -> Neighbours:
-        """The neighbours in some of the sequences."""
-        return self._replace(
-            key=self.key[samples],
-            value=self.value[samples],
-            edges=of_samples(self.edges, samples),
-            lengths=of_samples(self.lengths, samples),
-            bias=of_samples(self.bias, samples),
-        )
-
-    def of_rows(self, rows: slice) -> Neighbours:
-        """The neighbours of some of the queries, which are whole blocks."""
-        bias = self.bias
-        if bias is not None:
-            bias = bias[:, rows.start // bias.shape[2] : -(-rows.stop // bias.shape[2])]
-        return self._replace(first=self.first + rows.start, bias=bias)
+    def of_block(self, samples: slice, rows: slice) -> Neighbours:
+        """The neighbours of some of the queries, which are whole blocks, in some of the sequences."""
+        names = ("key", "value", "lengths", "edges", "bias")
+        own = {name: of_block(getattr(self, name), samples) for name in names}
+        if (bias := own["bias"]) is not None:
+            own["bias"] = bias[:, rows.start // bias.shape[2] : -(-rows.stop // bias.shape[2])]
+        return self._replace(**own, first=self.first + rows.start)
 
 
 class Blocks(NamedTuple):

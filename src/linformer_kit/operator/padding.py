@@ -33,17 +33,15 @@ def right_padded(
     """
     if is_known is None:
         is_known = values_are_cheap(mask) and is_right_padded(mask)
-    return None if is_known else real_tokens_first(mask), (~mask).sum(dim=1)
+    lengths = (~mask).sum(dim=1)
+    if is_known:
+        return None, lengths
+    return (mask * _LAST + torch.arange(mask.shape[1], device=mask.device)).sort(dim=1).indices, lengths
 
 
 def is_right_padded(mask: Bool[Tensor, "batch seq_len"]) -> bool:
     """Whether no real token follows padding, True in the mask. On an accelerator this waits for all queued work."""
     return bool((mask[:, 1:] >= mask[:, :-1]).all())
-
-
-def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch seq_len"]:
-    """The positions of the real tokens in their order, then those of padding (True in the mask)."""
-    return (mask * _LAST + torch.arange(mask.shape[1], device=mask.device)).sort(dim=1).indices
 
 
 def take_positions(
@@ -94,6 +92,6 @@ def zero_padding(
     return hidden.masked_fill(mask if hidden.dim() == 3 else mask[:, None], 0.0)
 
 
-def of_samples(tensor: _Maybe, samples: slice) -> _Maybe:
-    """Some of the sequences of a tensor, `[batch, …]`, or all of `[1, …]`, which is for every sequence, or of None."""
-    return tensor if tensor is None or tensor.shape[0] == 1 else tensor[samples]
+def of_block(tensor: _Maybe, samples: slice, *rows: slice) -> _Maybe:
+    """Some rows of some sequences of a tensor, `[batch, rows, …]`, or `[1, …]` for every sequence, or of None."""
+    return tensor if tensor is None else tensor[(slice(None) if tensor.shape[0] == 1 else samples, *rows)]

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_kit.operator.kernels import Kernels
+from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.neighbours import Blocks, Neighbours
-from linformer_kit.operator.padding import of_samples
+from linformer_kit.operator.padding import of_block
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -33,6 +33,25 @@ def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) ->
 def merge_heads(hidden: Float[Tensor, "batch heads seq_len d"]) -> Float[Tensor, "batch seq_len embed"]:
     """Concatenate the heads: the inverse of `split_heads`."""
     return hidden.transpose(1, 2).flatten(2)
+
+
+class ForwardPass(NamedTuple):
+    """What all layers of a forward pass share: decided at its door, and handed down."""
+
+    kernels: Kernels
+    lengths: Int[Tensor, " batch"] | None = None  # number of real tokens of each sequence; None: all
+    # Samples and rows of the blocks in which tokens are computed, where they are independent; none: all at once.
+    blocks: Sequence[tuple[slice, slice]] = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor, given: ForwardPass | None = None) -> ForwardPass:
+        """The forward pass of a tensor: `given`, which was handed down, or a new one without padding.
+
+        Code that is compiled on its own chooses its kernels.
+        """
+        if given is None:
+            return cls(choose(tensor))
+        return given._replace(kernels=choose(tensor)) if torch.compiler.is_compiling() else given
 
 
 class Slots(NamedTuple):
@@ -75,12 +94,6 @@ class Slots(NamedTuple):
         key, value, is_empty = (torch.stack(each, dim=1) for each in (keys, values, empty))
         return cls(key, value, is_empty, torch.stack(sizes, dim=1) if sizes else None)
 
-    def with_neighbours(self, neighbours: Neighbours) -> Slots:
-        """Let queries see tokens besides the slots; slots of `sizes` then count for the rest of their tokens only."""
-        if self.sizes is not None:
-            neighbours = neighbours._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)))
-        return self._replace(neighbours=neighbours)
-
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
         """Put slots before these that are single tokens, of which the first `lengths` are real (None: all)."""
         tokens, device = key.shape[2], key.device
@@ -101,13 +114,8 @@ class Slots(NamedTuple):
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
-        near = None if self.neighbours is None else self.neighbours.of_samples(samples).of_rows(rows)
-        return self._replace(
-            key=self.key[samples],
-            value=self.value[samples],
-            empty=of_samples(self.empty, samples),
-            neighbours=near,
-        )
+        own = {name: of_block(getattr(self, name), samples) for name in ("key", "value", "empty")}
+        return self._replace(**own, neighbours=self.neighbours and self.neighbours.of_block(samples, rows))
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:

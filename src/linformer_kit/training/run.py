@@ -23,8 +23,14 @@ from linformer_cli.outputs import RUN_MARK
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_cli.settings.files import flat
 from linformer_kit.environment import environment
-from linformer_kit.files.folders import CHECKPOINT, check_made_from, check_output_dir, find_checkpoint, open_output_dir
-from linformer_kit.files.manifest import read_json, recover
+from linformer_kit.files.folders import (
+    check_made_from,
+    check_output_dir,
+    find_checkpoint,
+    open_output_dir,
+    remove_unfinished,
+)
+from linformer_kit.files.manifest import read_json
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.loop import Training
@@ -203,7 +209,7 @@ def _checkpoint_to_resume(folder: Path) -> Path | None:
     """The newest intact checkpoint, or None, in all processes; the log names it, and the damage of each newer one."""
     newest: list[Path | None] = [None]
     if PartialState().is_main_process:
-        recover(folder, CHECKPOINT)
+        remove_unfinished(folder)
         newest[0], wrong = find_checkpoint(folder)
         for what in wrong:
             logger.warning("resume: skipped a damaged checkpoint: %s", what)

@@ -33,7 +33,7 @@ RECORDED = {
 )
 def test_products(name, float32_by_onednn, formats):
     recorded = RECORDED[name]
-    assert recorded.onednn_is_faster == float32_by_onednn
+    assert recorded.prefers_onednn(torch.float32) == float32_by_onednn
     assert {dtype for dtype in (torch.bfloat16, torch.float16) if recorded.has_instructions(dtype)} == formats
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import LinformerAttention
-from linformer_kit.operator.kernels import choose
+from linformer_kit.operator.slots import ForwardPass
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
 
@@ -40,7 +40,7 @@ def test_half_precision_sums_as_float32(dtype):
         layer.v_proj.weight.copy_(torch.eye(2))
         layer.projection.key_projection.zero_()
     hidden = torch.ones(1, 60_001, 2)
-    slots = layer.to(dtype).project(hidden.to(dtype), None, None, choose(hidden))
+    slots = layer.to(dtype).project(hidden.to(dtype), None, ForwardPass.of(hidden))
     torch.testing.assert_close(slots.value.float(), torch.ones(1, 1, 1, 2), rtol=0.01, atol=0)
 
 

@@ -13,7 +13,8 @@ from linformer_cli.settings import Projection
 from linformer_kit import InputError, MeanPoolProjection, RandomProjection
 from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.operator.projections.resampling import stretch_matrix
+from linformer_kit.operator.projections.sizes import stretch_matrix
+from linformer_kit.operator.slots import ForwardPass
 
 
 def test_random_entries_have_variance_one_over_k():
@@ -31,7 +32,7 @@ def test_random_entries_have_variance_one_over_k():
 def test_means_of_large_numbers_do_not_overflow():
     hidden = torch.full((1, 37, 11), 6e4, dtype=torch.float16)
     for kernels in (choose(hidden), Kernels()):
-        windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, None, 5, kernels)
+        windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, 5, ForwardPass(kernels))
         assert torch.equal(windows.means(hidden), hidden[:, :5])
 
 
@@ -40,7 +41,7 @@ def test_means_of_large_numbers_do_not_overflow():
 def test_means_are_those_of_sums_in_one_pass_and_by_products(dtype, tolerance, lengths, monkeypatch):
     hidden = torch.randn(3, 40, 11).to(dtype)[:, 1:-2]  # the batch is not contiguous
     given = None if lengths is None else torch.tensor(lengths)
-    windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, given, 5, choose(hidden))
+    windows = MeanPoolProjection(37, 5, num_heads=1).windows(37, 5, ForwardPass(choose(hidden), given))
     rows = zip(hidden, windows.positions.expand(3, -1, -1), windows.real.expand(3, -1, -1), strict=True)
     expected = [
         torch.stack([text[at[kept]].double().sum(0) / max(1, int(kept.sum())) for at, kept in zip(*row, strict=True)])
@@ -112,9 +113,7 @@ def test_means_count_in_mixed_precision_and_keep_an_infinite_token_in_its_window
     for requires_grad in (False, True):  # in one pass, and by products
         given = tokens.clone().requires_grad_(requires_grad)
         with torch.autocast("cpu", torch.bfloat16):
-            slots = MeanPoolProjection(n, k, num_heads=1)(
-                given, given, None, k, source=given[:, 0], kernels=choose(given)
-            )
+            slots = MeanPoolProjection(n, k, num_heads=1)(given, given, k, ForwardPass.of(given))
         assert slots.sizes.tolist() == [[257] * 4]
         torch.testing.assert_close(slots.key, expected, rtol=0, atol=1e-3)  # products round tokens to bfloat16
 

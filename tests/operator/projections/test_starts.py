@@ -10,6 +10,7 @@ from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
 from linformer_kit.operator.projections.windows import MeanPoolProjection
+from linformer_kit.operator.slots import ForwardPass
 
 N, K, HEADS = 131, 17, 3
 
@@ -60,4 +61,4 @@ def test_stretched_windows_are_as_wide_as_the_text_needs():
         (9, torch.tensor([3, 9]), (2, 4, 3)),
         (0, None, (1, 0, 1)),
     ):
-        assert projection.windows(seq_len, lengths, 4, Kernels()).positions.shape == expected
+        assert projection.windows(seq_len, 4, ForwardPass(Kernels(), lengths)).positions.shape == expected

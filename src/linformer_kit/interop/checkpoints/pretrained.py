@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -28,13 +28,6 @@ _SMALL = 1 << 20
 _NEW_PARAMETERS = 1 << 26
 
 
-class _Weights(NamedTuple):
-    """Number of tensors and of elements in the weights of a folder."""
-
-    tensors: int
-    numbers: int
-
-
 def _check_folder(folder: Path) -> None:
     """Reject a folder that is not a complete model in safetensors, before any library reads it."""
     path = folder / "config.json"
@@ -50,9 +43,9 @@ def _check_folder(folder: Path) -> None:
     config = read_json(path)
     if not isinstance(model_type := config.get("model_type"), str):
         raise InputError(f"{path}: expected a model_type, got {'none' if model_type is None else repr(model_type)}")
-    weights = _count(folder)
+    tensors, numbers = _count(folder)
     for key, value in _numbers(config):
-        limit = weights.tensors if "layer" in key and re.search("num|^n_|depth", key) else max(weights.numbers, _SMALL)
+        limit = tensors if "layer" in key and re.search("num|^n_|depth", key) else max(numbers, _SMALL)
         if value > limit:
             raise InputError(f"{path}: expected at most {limit:,} as {key} (by the size of its weights), got {value}")
 
@@ -79,14 +72,15 @@ def optional_file(source: str, name: str) -> str | None:
 
 def check_size(folder: Path, build: Callable[[], nn.Module], what: str) -> None:
     """Reject a model that is larger than its weights in a folder, before memory is allocated for it."""
-    weights = _count(folder)
+    _, numbers = _count(folder)
     with input_errors(what), torch.device("meta"):
         size = sum(parameter.numel() for parameter in build().parameters())
-    if size > 2 * weights.numbers + _NEW_PARAMETERS:
-        raise InputError(f"{what}: expected the size of its weights, {weights.numbers:,} numbers, got {size:,}")
+    if size > 2 * numbers + _NEW_PARAMETERS:
+        raise InputError(f"{what}: expected the size of its weights, {numbers:,} numbers, got {size:,}")
 
 
-def _count(folder: Path) -> _Weights:
+def _count(folder: Path) -> tuple[int, int]:
+    """The number of tensors and of their elements in the weights of a folder."""
     paths = sorted(folder.glob("*.safetensors"))
     if (index := folder / _INDEX).is_file():
         with input_errors(f"{index}: expected files of weights by name"):
@@ -103,7 +97,7 @@ def _count(folder: Path) -> _Weights:
             for key in file.keys():  # noqa: SIM118 (it is no dict)
                 tensors += 1
                 numbers += torch.Size(file.get_slice(key).get_shape()).numel()
-    return _Weights(tensors, numbers)
+    return tensors, numbers
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:

@@ -26,13 +26,8 @@ from linformer_kit.operator.neighbours import Neighbours
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 
 
-def choose(tensor: Tensor, given: Kernels | None = None) -> Kernels:
-    """The kernels for a forward pass that begins with a tensor like this: chosen at its door, and handed down.
-
-    `given` are those that were handed down, which code that is compiled on its own does not use.
-    """
-    if given is not None and not torch.compiler.is_compiling():
-        return given
+def choose(tensor: Tensor) -> Kernels:
+    """The kernels for a forward pass that begins with a tensor like this: chosen at its door, and handed down."""
     device = tensor.device.type
     if must_be_plain() or not is_ordinary(tensor, device):
         return Kernels(exporting=is_exporting())

@@ -62,18 +62,14 @@ class Processor(NamedTuple):
         known = self.capabilities
         return bool(known.get("avx512_bf16")) and not known.get("amx_bf16") and torch.bfloat16 in self.onednn
 
-    def speeds_up_linear(self, dtype: torch.dtype) -> bool:
-        """Whether `linear` may be faster than torch's in a number format."""
-        return self.prefers_onednn(dtype) or not self.has_instructions(dtype)
-
     def prefers_onednn(self, dtype: torch.dtype) -> bool:
-        """Whether products with a bias in a number format are faster by oneDNN."""
-        return self.onednn_is_faster if dtype == torch.float32 else dtype == torch.bfloat16 and self.attends_by_products
+        """Whether products with a bias in a number format are faster by oneDNN.
 
-    @property
-    def onednn_is_faster(self) -> bool:
-        """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
-        return self.vectors == "AVX512" and self.has_mkl and torch.float32 in self.onednn and not self.is_intel
+        In float32 where MKL is slow, which uses AVX-512 on Intel's processors only.
+        """
+        if dtype == torch.float32:
+            return self.vectors == "AVX512" and self.has_mkl and dtype in self.onednn and not self.is_intel
+        return dtype == torch.bfloat16 and self.attends_by_products
 
 
 def _is_intel() -> bool:

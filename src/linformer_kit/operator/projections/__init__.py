@@ -13,17 +13,16 @@ To add a projection, add a class (docs/operator.md has an example), a line in `P
     ConvProjection         k windows with a learned kernel for each dimension of a head
     DynamicProjection      E = F = a softmax over the positions
 
-    base       the base class, full attention     sizes       numbers of slots, for heads and layers
-    matrices   linear, random                     windows     means, maxima, learned kernels
-    dynamic    matrices computed from tokens      starts      initialisation of E and F
-    resampling E, F and positions for another length
+    base       the base class, full attention     sizes       numbers of slots, other sequence lengths
+    matrices   linear, random, dynamic            windows     means, maxima, learned kernels
+    starts     initialisation of E and F
 
 Axes as in `slots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from linformer_cli.settings import SlotSettings
 from linformer_kit.operator.projections.base import (
@@ -33,8 +32,12 @@ from linformer_kit.operator.projections.base import (
     SharedProjection,
     inside,
 )
-from linformer_kit.operator.projections.dynamic import DynamicProjection
-from linformer_kit.operator.projections.matrices import LinearProjection, MatrixProjection, RandomProjection
+from linformer_kit.operator.projections.matrices import (
+    DynamicProjection,
+    LinearProjection,
+    MatrixProjection,
+    RandomProjection,
+)
 from linformer_kit.operator.projections.windows import (
     ConvProjection,
     MaxPoolProjection,
@@ -53,12 +56,7 @@ PROJECTIONS: dict[str, type[SequenceProjection]] = {
 
 
 def build_projection(
-    settings: SlotSettings,
-    *,
-    seq_len: int | None,
-    projected_dim: int | Sequence[int],
-    num_heads: int,
-    head_dim: int,
+    settings: SlotSettings, seq_len: int | None, projected_dim: Any, num_heads: int, head_dim: int
 ) -> SequenceProjection:
     """Build the projection that settings name, for the heads of a layer or, shared, of all layers.
 

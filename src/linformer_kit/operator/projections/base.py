@@ -17,6 +17,7 @@ from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
+from linformer_kit.operator.slots import ForwardPass
 
 
 class Compressed(NamedTuple):
@@ -95,9 +96,8 @@ class SequenceProjection(nn.Module):
         self,
         key: Float[Tensor, "batch heads seq_len dim"],
         value: Float[Tensor, "batch heads seq_len dim"] | None,
-        lengths: Int[Tensor, " batch"] | None,
         slots: int,
-        kernels: Kernels,
+        run: ForwardPass,
         source: Float[Tensor, "batch seq_len embed"] | None = None,
     ) -> Compressed:
         """The slots of keys and values.
@@ -106,9 +106,8 @@ class SequenceProjection(nn.Module):
             key: X, right-padded, with zeros at padding: mapped by W_K and split into heads, or, if the projection is
                 `shared_by_heads` and `commutes`, as one head of width d_m.
             value: Tokens of the values, likewise; None: those of the keys.
-            lengths: Number of real tokens of each sequence; None: all.
             slots: k of these heads, at most `projected_dim`.
-            kernels: Those of this forward pass.
+            run: The forward pass.
             source: The input of the keys; None: the keys themselves.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Projections with a matrix: learned E and F, or a fixed Gaussian R.
+"""Projections with matrices: learned E and F, a fixed Gaussian R, or matrices that are computed from the tokens.
 
 Axes as in `slots`.
 """
@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_cli.errors import InputError, check_choice
-from linformer_kit.operator.kernels import Kernels
+from linformer_cli.errors import InputError, check_choice, check_input
+from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
-from linformer_kit.operator.projections.resampling import stretch_matrix
+from linformer_kit.operator.projections.sizes import stretch_matrix
 from linformer_kit.operator.projections.starts import STARTS
-from linformer_kit.operator.slots import merge_heads
+from linformer_kit.operator.slots import ForwardPass, merge_heads
+
+_DYNAMIC_STD = 1.0  # standard deviation of the initial scores of tokens of variance 1
 
 
 class MatrixProjection(SequenceProjection):
@@ -49,15 +51,9 @@ class MatrixProjection(SequenceProjection):
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
     def forward(
-        self,
-        key: Tensor,
-        value: Tensor | None,
-        lengths: Tensor | None,
-        slots: int,
-        kernels: Kernels,
-        source: Tensor | None = None,
+        self, key: Tensor, value: Tensor | None, slots: int, run: ForwardPass, source: Tensor | None = None
     ) -> Compressed:
-        seq_len = key.shape[2]
+        seq_len, kernels, lengths = key.shape[2], run.kernels, run.lengths
         self._check_length(seq_len, kernels)
         matrices = self.matrices(merge_heads(key) if source is None else source, lengths, slots)
         if self.tied and matrices[0] is not matrices[1]:
@@ -153,6 +149,53 @@ class RandomProjection(MatrixProjection):
     def _resize(self, seq_len: int, mode: str) -> None:
         new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
+
+
+class DynamicProjection(LearnedProjection, MatrixProjection):
+    """Slots that follow the content: Pᵀ·K and Pᵀ·V with P = softmax(X·W_P) over the real tokens, one column a slot.
+
+    X is the input of the keys, before W_K (in a linearised model, whose keys arrive mapped, the mapped keys). Keys and
+    values have the same P, so E = F = Pᵀ with any sharing: `none` has a P for each head; `headwise` and `key_value` are
+    the same here, one P for all heads of a layer; `layerwise` has one W_P for all layers, each with its own X.
+
+    The parameter `key_projection` is W_Pᵀ, `[projected_dim, embed]`, for sharing `none` with a first axis of heads; a
+    head with a smaller k uses the first rows. Nothing depends on a position: sequences may be longer than seq_len,
+    which may be None.
+
+    Source: Zhu et al. 2021 (Long-Short Transformer, arXiv 2107.02192), "Long-range attention via dynamic projections".
+    """
+
+    bounded = False
+    tied = True  # type: ignore[assignment]
+
+    @property
+    def embed_dim(self) -> int:
+        """The width of X."""
+        check_input(self.head_dim is not None, "head_dim", "the width of a head", self.head_dim)
+        return self.num_heads * cast(int, self.head_dim)
+
+    def _start(self) -> Tensor:
+        heads = () if self.shared_by_heads else (self.num_heads,)
+        return torch.randn(*heads, self.projected_dim, self.embed_dim) * (_DYNAMIC_STD * self.embed_dim**-0.5)
+
+    def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+        """Pᵀ of each sequence, `[batch, *heads, slots, seq_len]`, with zeros at padding."""
+        if source.shape[2] != self.embed_dim:
+            raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {source.shape[2]}")
+        rows = self.key_projection[..., :slots, :]
+        scores = choose(source).compress(rows.flatten(0, -2), source.transpose(1, 2))
+        if lengths is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            padding = padding_after(lengths, source.shape[1])[:, None]
+            # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
+            masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+            weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
+        weights = weights.unflatten(1, rows.shape[:-1])
+        return weights, weights
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        """Nothing depends on the length."""
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:

@@ -19,8 +19,8 @@ from linformer_kit.operator.conditions import is_ordinary, needs_gradient
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import take_positions
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
-from linformer_kit.operator.projections.resampling import stretch_matrix
-from linformer_kit.operator.slots import merge_heads
+from linformer_kit.operator.projections.sizes import stretch_matrix
+from linformer_kit.operator.slots import ForwardPass, merge_heads
 
 
 class Windows(NamedTuple):
@@ -73,16 +73,10 @@ class WindowProjection(SequenceProjection):
         raise NotImplementedError
 
     def forward(
-        self,
-        key: Tensor,
-        value: Tensor | None,
-        lengths: Tensor | None,
-        slots: int,
-        kernels: Kernels,
-        source: Tensor | None = None,
+        self, key: Tensor, value: Tensor | None, slots: int, run: ForwardPass, source: Tensor | None = None
     ) -> Compressed:
-        self._check_length(key.shape[2], kernels)
-        windows = self.windows(key.shape[2], lengths, slots, kernels, key.device)
+        self._check_length(key.shape[2], run.kernels)
+        windows = self.windows(key.shape[2], slots, run, key.device)
 
         def reduce(tokens: Tensor, are_values: bool) -> Tensor:
             reduced = self.reduce(windows, tokens, are_values)
@@ -92,14 +86,7 @@ class WindowProjection(SequenceProjection):
 
         return Compressed(*self._of_both(reduce, key, value), sizes=windows.real.sum(-1))
 
-    def windows(
-        self,
-        seq_len: int,
-        lengths: Int[Tensor, " batch"] | None,
-        slots: int,
-        kernels: Kernels,
-        device: torch.device | None = None,
-    ) -> Windows:
+    def windows(self, seq_len: int, slots: int, run: ForwardPass, device: torch.device | None = None) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
         Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋ of n. A text of m < n tokens keeps these windows and fills only
@@ -107,11 +94,11 @@ class WindowProjection(SequenceProjection):
 
         Args:
             seq_len: Positions in the batch, padding included.
-            lengths: Real tokens at the start of each sequence; None: all are real.
             slots: k.
-            kernels: Those of this forward pass.
-            device: Device of the result if lengths is None.
+            run: The forward pass.
+            device: Device of the result if it has no lengths.
         """
+        lengths, kernels = run.lengths, run.kernels
         real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
         longest: int = self.seq_len
         tiled: int | Tensor = longest
