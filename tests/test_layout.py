@@ -26,6 +26,7 @@ LAYERS = (
     "training",
     "inference",
     "environment",
+    "compat",
     "interop",
     "linearized",
     "models",

@@ -137,7 +137,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         return hidden if self.norm_first else self.final_layer_norm(hidden)
 
 
-class LinformerEncoder(nn.Module):
+class LinformerLayers(nn.Module):
     """The layers; with layerwise sharing also their shared projection, with `norm_first` also a final LayerNorm."""
 
     def __init__(self, config: LinformerConfig) -> None:
@@ -154,7 +154,8 @@ class LinformerEncoder(nn.Module):
         else:
             layers = [LinformerLayer(config, _projection(config, k)) for k in dims]
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
+        has_norm = config.norm_first and config.final_norm
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
 
     @property
     def projections(self) -> list[SequenceProjection]:
