@@ -27,6 +27,7 @@ LAYERS = (
     "training",
     "inference",
     "environment",
+    "compat",
     "interop",
     "linearized",
     "models",

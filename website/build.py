@@ -37,6 +37,7 @@ TOPICS = {
     "Linearise an encoder": ("linearize", "optimize"),
     "Models": (
         "LinformerConfig",
+        "LinformerEncoder",
         "LinformerModel",
         "LinformerForMaskedLM",
         "LinformerForSequenceClassification",
@@ -53,7 +54,7 @@ TOPICS = {
         "DynamicProjection",
         "RandomProjection",
     ),
-    "Other checkpoints": ("load_encoder_checkpoint", "load_fairseq_checkpoint"),
+    "Other checkpoints": ("from_linformer", "load_encoder_checkpoint", "load_fairseq_checkpoint"),
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),
 }

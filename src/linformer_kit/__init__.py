@@ -17,6 +17,7 @@ from transformers import (
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
+from linformer_kit.compat import from_linformer
 from linformer_kit.interop.checkpoints.encoders import load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
@@ -28,7 +29,7 @@ from linformer_kit.models.heads import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
-from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.models.modeling import LinformerEncoder, LinformerModel, LinformerPreTrainedModel
 from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import (
     ConvProjection,
@@ -46,6 +47,7 @@ __all__ = [
     "LinearProjection",
     "LinformerAttention",
     "LinformerConfig",
+    "LinformerEncoder",
     "LinformerForMaskedLM",
     "LinformerForQuestionAnswering",
     "LinformerForSequenceClassification",
@@ -59,6 +61,7 @@ __all__ = [
     "__version__",
     "attention_spectrum",
     "choose_projected_dims",
+    "from_linformer",
     "linearize",
     "load_encoder_checkpoint",
     "load_fairseq_checkpoint",

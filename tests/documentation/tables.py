@@ -80,5 +80,8 @@ IN_PYTHON = {
         "projected_dim=256))": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009))",
     },
     "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
-    "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
+    "python.md": {
+        "num_hidden_layers=2)": "num_hidden_layers=2, hidden_size=24, vocab_size=1009)",
+        **dict.fromkeys(("range(300)", "range(60)", "range(200)"), "range(1)"),  # test_guides trains them
+    },
 }

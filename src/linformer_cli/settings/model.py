@@ -112,6 +112,7 @@ class ModelSettings(SlotSettings):
     # Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after each residual
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
+    final_norm: Rare[bool] = True  # Whether a pre-norm model ends with a LayerNorm.
     layer_norm_eps: Rare[Positive] = 1e-5  # Epsilon of the layer norms.
     pad_token_id: Rare[CountOrZero | None] = 1  # Id of the padding token.
     bos_token_id: Rare[CountOrZero | None] = 0  # Id of the token at the start of a sequence.

@@ -28,6 +28,9 @@ _WRAPPED = re.compile(r"\.(base_layer|original_module)(?=\.)")  # PEFT's, in the
 class LinearModel(PreTrainedModel):
     """A model with E and F, which is saved with a README.md and can be made longer."""
 
+    has_positions = True  # whether positions are embedded, which are resized with E and F
+    card_use: str | None = None  # how the README.md says to load it; None: by an Auto class
+
     @property
     def longest_sequence(self) -> int:
         """n, the longest input in tokens or patches."""
@@ -60,7 +63,7 @@ class LinearModel(PreTrainedModel):
         if layers != configured:
             raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if is_main_process:
-            write_card(self, Path(save_directory), self.longest_sequence)
+            write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
         adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
         alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
         base = Path(save_directory).resolve() / _BASE_MODEL
@@ -202,7 +205,8 @@ def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     check_resize(now, seq_len, mode)
     if seq_len > LONGEST:
         raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
-    if not position_tables(model) and not any("Rotary" in type(module).__name__ for module in model.modules()):
+    has_table = position_tables(model) or not getattr(model, "has_positions", True)
+    if not has_table and not any("Rotary" in type(module).__name__ for module in model.modules()):
         expected = f"none, since {kind} has no plain table of positions (merge adapters first)"
         raise InputError(f"seq_len: expected {expected}, got {seq_len}")
 

@@ -130,6 +130,7 @@ def _check_fields(config: LinformerConfig) -> None:
     check_input(config.problem_type in _PROBLEMS, "problem_type", f"one of {_PROBLEMS}", config.problem_type)
     width = config.local_convolution
     check_input(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
+    check_input(config.final_norm or config.norm_first, "final_norm", "True without norm_first", config.final_norm)
     check_input(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
     pad, known = config.pad_token_id, f"a token id under vocab_size {config.vocab_size}"
     check_input(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)

@@ -136,7 +136,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         return hidden if self.norm_first else self.final_layer_norm(hidden)
 
 
-class LinformerEncoder(nn.Module):
+class LinformerLayers(nn.Module):
     """The layers; with layerwise sharing also their shared projection, with `norm_first` also a final LayerNorm."""
 
     def __init__(self, config: LinformerConfig) -> None:
@@ -146,7 +146,8 @@ class LinformerEncoder(nn.Module):
         if config.sharing == "layerwise" and "linformer" in config.attention:
             self.projection = _projection(config, config.largest_projected_dim)
         self.layers = nn.ModuleList(self._layer(config, layer) for layer in range(config.num_hidden_layers))
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
+        has_norm = config.norm_first and config.final_norm
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
 
     def _layer(self, config: LinformerConfig, layer: int) -> LinformerLayer:
         k = config.projected_dim_of(layer)

@@ -1,7 +1,8 @@
 """RoBERTa's architecture with Linformer attention, as transformers models.
 
 `LinformerModel` is the door, where inputs are checked and their real tokens are put first, embeddings, and `encoder`;
-`heads` has the models for tasks. Behind the door every sequence is right-padded, and layers know lengths only.
+`LinformerEncoder` is the same without embeddings, and `heads` has the models for tasks. Behind the door every sequence
+is right-padded, and layers know lengths only.
 With `attention="full"` in the configuration, the same classes are the Transformer baseline.
 
 Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or seq_len with full attention), vocab.
@@ -22,7 +23,7 @@ from transformers.utils.generic import can_return_tuple
 from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
-from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution, token_blocks
+from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
@@ -82,6 +83,17 @@ class LinformerPreTrainedModel(LinearModel):
                 if isinstance(module, ProjectedAttention):
                     module.projected_dim = dims[layer]
 
+    def _forward_pass(
+        self, inputs: Inputs, output_attentions: bool | None, output_hidden_states: bool | None
+    ) -> tuple[ForwardPass, dict[str, bool]]:
+        """What all layers share, and whether they return P̄ and hidden states; None: as the configuration says."""
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        kernels, width = choose(inputs.tokens), self.config.intermediate_size
+        blocks = () if attentions or states else token_blocks(self, inputs.tokens, width, kernels)
+        shown = {"output_attentions": attentions, "output_hidden_states": states}
+        return ForwardPass(kernels, inputs.lengths, blocks), shown
+
     def _layer_counts(self) -> tuple[int, int]:
         return len(self.base_model.encoder.layers), self.config.num_hidden_layers
 
@@ -99,6 +111,11 @@ class Inputs(NamedTuple):
     token_type_ids: Int[Tensor, "batch seq_len"] | None
     lengths: Int[Tensor, " batch"] | None  # number of real tokens; None: all
     order: Int[Tensor, "batch seq_len"] | None  # order of `padding.right_padded`; None: as the caller has them
+
+    @property
+    def finite(self) -> Float[Tensor, "batch seq_len embed"]:
+        """A copy of embeddings with zeros for what is not finite in padding: shared weights would get its gradients."""
+        return self.tokens.where(self.tokens.isfinite(), zero_padding(self.tokens, self.lengths))
 
     def of_block(self, samples: slice, rows: slice) -> Inputs:
         """Some of the tokens."""
@@ -128,7 +145,8 @@ def checked_inputs(
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both or neither")
     tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
     shape = tokens.shape[:2]
-    if tokens.dim() != (2 if inputs_embeds is None else 3):
+    fits = tokens.dim() == 2 if inputs_embeds is None else tokens.shape[2:] == (config.hidden_size,)
+    if not fits:
         expected = f"[batch, sequence] or [batch, sequence, {config.hidden_size}]"
         raise InputError(f"input_ids, inputs_embeds: expected {expected}, got {list(tokens.shape)}")
     if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
@@ -200,10 +218,7 @@ class LinformerEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "batch seq_len embed"]:
-        if inputs.tokens.dim() == 2:
-            words = self.word_embeddings(inputs.tokens)
-        else:  # a NaN in padding would reach the gradients of shared weights through residuals
-            words = inputs.tokens.where(inputs.tokens.isfinite(), zero_padding(inputs.tokens, inputs.lengths))
+        words = self.word_embeddings(inputs.tokens) if inputs.tokens.dim() == 2 else inputs.finite
         embeddings = words + self.position_embeddings(inputs.position_ids + self.position_offset)
         if hasattr(self, "token_type_embeddings"):
             types = inputs.token_type_ids
@@ -222,6 +237,54 @@ class LinformerEmbeddings(nn.Module):
         return hidden
 
 
+class LinformerEncoder(LinformerPreTrainedModel):
+    """The layers without embeddings, for inputs that are vectors: patches, steps of a series, columns of a table.
+
+    The caller maps inputs to `hidden_size`, by an `nn.Linear` or the like, and adds positions where their order counts.
+    In the configuration `max_position_embeddings` is the longest input; fields of words have no effect.
+
+    Example:
+        >>> config = LinformerConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=2000)
+        >>> hidden = LinformerEncoder(config)(inputs, attention_mask).last_hidden_state
+
+    Raises:
+        InputError: a ValueError with the name of the argument, the expected and the given value.
+    """
+
+    main_input_name = "inputs_embeds"
+    has_positions = False
+    card_use = "`linformer_kit.LinformerEncoder.from_pretrained` loads it."
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.encoder = LinformerLayers(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"],
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutput:
+        """Encode sequences of vectors.
+
+        Args:
+            inputs_embeds: Vectors, `[batch, seq_len, hidden_size]`, with seq_len up to max_position_embeddings.
+            attention_mask: 1 on real vectors, 0 on padding, before, after or between them; None if all are real.
+                Padding, NaN included, changes no output of a real vector and no gradient.
+            output_attentions: As of `LinformerModel`.
+            output_hidden_states: As of `LinformerModel`.
+
+        Returns:
+            As of `LinformerModel`.
+        """
+        inputs = checked_inputs(self.config, None, attention_mask, None, None, inputs_embeds)
+        run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
+        return self.encoder(inputs.finite, run, inputs.order, **shown)
+
+
 class LinformerModel(LinformerPreTrainedModel):
     """Embeddings and encoder: maps token ids to hidden states.
 
@@ -232,7 +295,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.embeddings = LinformerEmbeddings(config)
-        self.encoder = LinformerEncoder(config)
+        self.encoder = LinformerLayers(config)
         self.post_init()
 
     @can_return_tuple
@@ -262,13 +325,8 @@ class LinformerModel(LinformerPreTrainedModel):
             are undefined.
         """
         inputs = checked_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        kernels = choose(inputs.tokens)
-        shown = {"output_attentions": attentions, "output_hidden_states": states}
-        is_shown = attentions or states
-        blocks = () if is_shown else token_blocks(self, inputs.tokens, self.config.intermediate_size, kernels)
-        run, order = ForwardPass(kernels, inputs.lengths, blocks), inputs.order
+        run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
+        order, blocks = inputs.order, run.blocks
         hidden = self.embeddings.run_in_blocks(inputs, blocks) if blocks else self.embeddings(inputs)
         del inputs, inputs_embeds  # they would keep their memory during the encoder's call
         return self.encoder(hidden, run, order, **shown)

@@ -1,0 +1,220 @@
+"""The classes of the package `linformer`, against a plain formula, and against the package where it is installed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import linformer_kit as lk
+from linformer_kit import compat
+from tests.conftest import randomise
+
+N, WIDTH, HEADS, DEPTH = 37, 15, 3, 2
+# k below and above n, as in the package; one head of keys and values; W_V = W_K and F = E.
+OPTIONS = list(itertools.product((7, 41), (False, True), (False, True)))
+every_option = pytest.mark.parametrize(("k", "one", "tied"), OPTIONS)
+
+
+def attention(k=7, one=False, tied=False, package=compat, **options):
+    return package.LinformerSelfAttention(WIDTH, N, k, HEADS, None, one, tied, **options)
+
+
+def stack(k=7, one=False, tied=False, package=compat, **options):
+    return package.Linformer(WIDTH, N, DEPTH, k, HEADS, None, one, tied, **options)
+
+
+def language_model(k=7, one=False, tied=False, package=compat, **options):
+    return package.LinformerLM(101, WIDTH, N, DEPTH, k, HEADS, None, one, tied, **options)
+
+
+MODELS = (attention, stack, language_model)
+
+
+def ready(model):
+    """In float64 and without dropout, with weights that all count."""
+    return randomise(model.double(), scale=0.3).eval()
+
+
+def inputs(build, length=31):
+    shape = (2, length)
+    return torch.randint(101, shape) if build is language_model else torch.randn(*shape, WIDTH).double()
+
+
+def attention_by_hand(state, x, context):
+    """The formula of one sequence, head by head."""
+    key, value = context @ state["to_k.weight"].T, context @ state.get("to_v.weight", state["to_k.weight"]).T
+    projected = [state["proj_k"], state.get("proj_v", state["proj_k"])]
+    key, value = (e[: len(context)].T @ tokens for e, tokens in zip(projected, (key, value), strict=True))
+    query, d, heads = x @ state["to_q.weight"].T, WIDTH // HEADS, []
+    for head in range(HEADS):
+        own, shared = slice(head * d, head * d + d), slice(0, d) if key.shape[1] == d else None
+        k, v = key[:, shared or own], value[:, shared or own]
+        heads.append((query[:, own] @ k.T / math.sqrt(d)).softmax(dim=-1) @ v)
+    return torch.cat(heads, dim=-1) @ state["to_out.weight"].T + state["to_out.bias"]
+
+
+def under(state, prefix):
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def stack_by_hand(state, x):
+    for layer in range(DEPTH):
+        own = under(state, f"net.layers.{layer}.")
+        normed = F.layer_norm(x, (WIDTH,), own["0.norm.weight"], own["0.norm.bias"])
+        x = x + attention_by_hand(under(own, "0.fn."), normed, normed)
+        normed = F.layer_norm(x, (WIDTH,), own["1.norm.weight"], own["1.norm.bias"])
+        hidden = F.gelu(F.linear(normed, own["1.fn.w1.weight"], own["1.fn.w1.bias"]))
+        x = x + F.linear(hidden, own["1.fn.w2.weight"], own["1.fn.w2.bias"])
+    return x
+
+
+def language_model_by_hand(state, ids):
+    hidden = state["token_emb.weight"][ids] + state["pos_emb.weight"][: len(ids)]
+    hidden = stack_by_hand(under(state, "linformer."), hidden)
+    return F.linear(hidden, state["to_logits.weight"], state["to_logits.bias"])
+
+
+def by_hand(build, state, x):
+    functions = {attention: lambda s, t: attention_by_hand(s, t, t), stack: stack_by_hand}
+    return functions.get(build, language_model_by_hand)(state, x)
+
+
+@every_option
+@pytest.mark.parametrize("build", MODELS)
+def test_outputs_are_those_of_the_formula(build, k, one, tied):
+    model = ready(build(k, one, tied))
+    for length in (N, 31, 1):
+        x = inputs(build, length)
+        expected = torch.stack([by_hand(build, model.state_dict(), each) for each in x])
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-10)
+
+
+@every_option
+def test_keys_of_another_sequence(k, one, tied):
+    model, x, context = ready(attention(k, one, tied)), inputs(attention, 5), inputs(attention, N)
+    mask = torch.ones(2, N).bool()
+    mask[0, :11] = mask[1, 3] = False
+    expected = torch.stack([attention_by_hand(model.state_dict(), *each) for each in zip(x, context, strict=True)])
+    torch.testing.assert_close(model(x, context=context), expected, rtol=0, atol=1e-10)
+    state, samples = model.state_dict(), zip(x, context, mask, strict=True)
+    expected = torch.stack([attention_by_hand(state, row, other[real]) for row, other, real in samples])
+    torch.testing.assert_close(model(x, context, mask), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_a_mask_gives_the_output_of_the_tokens_alone(build):
+    """Padding after, before and inside; what it holds reaches no output and no gradient."""
+    model, x = ready(build(one=True)), inputs(build)
+    for real in (torch.arange(31) < 19, torch.arange(31) >= 11, torch.arange(31) % 3 != 0):
+        garbled = x.clone()
+        garbled[:, ~real] = 0 if build is language_model else math.nan
+        out = model(garbled, mask=real.expand(2, -1))
+        torch.testing.assert_close(out[:, real], model(x[:, real]), rtol=0, atol=1e-10)
+        out[:, real].sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_map_that_is_replaced_or_hooked_is_used():
+    model, x, seen = ready(attention(tied=True)), inputs(attention), []
+    model.to_q.register_forward_hook(lambda *_: seen.append("to_q"))
+    before = model(x)
+    model.to_k = nn.Linear(WIDTH, WIDTH, bias=False).double()
+    assert seen == ["to_q"] and not torch.allclose(model(x), before)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_copies_are_independent(build):
+    model, x = ready(build()), inputs(build)
+    expected = model(x)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x), expected)
+        next(parameter for name, parameter in copied.named_parameters() if "proj_k" in name).data.zero_()
+        assert not torch.equal(copied(x), expected) and torch.equal(model(x), expected)
+
+
+@pytest.mark.e2e
+@every_option
+@pytest.mark.parametrize("build", MODELS)
+def test_equals_the_package(build, k, one, tied):
+    """Start, names and order of weights, outputs, gradients; state dicts load both ways."""
+    package = pytest.importorskip("linformer")
+    models = []
+    for module in (package, compat):
+        torch.manual_seed(5)
+        models.append(build(k, one, tied, module, dropout=0.3))
+    theirs, ours = models
+    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
+    assert all(map(torch.equal, theirs.parameters(), ours.parameters()))
+    ours.load_state_dict(ready(theirs).state_dict())
+    theirs.load_state_dict(ours.double().eval().state_dict())
+    for length in (N, 31):
+        x = inputs(build, length)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-10)
+    for model in models:
+        model(x).square().sum().backward()
+    for one_, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one_.grad, other.grad, rtol=1e-9, atol=1e-9)
+    if build is not language_model:
+        converted = lk.from_linformer(theirs)
+        got = converted(x, x, x)[0] if build is attention else converted(x)[0]
+        torch.testing.assert_close(got, theirs(x), rtol=0, atol=1e-10)
+
+
+@every_option
+def test_conversion(k, one, tied, tmp_path):
+    model, x = ready(attention(k, one, tied, dropout=0.3)), inputs(attention)
+    mask = (torch.arange(31) < 19).expand(2, -1)
+    for source, heads in ((model, None), (model.state_dict(), HEADS), (model.state_dict(), None if one else HEADS)):
+        ours = lk.from_linformer(source, heads)
+        assert type(ours) is lk.LinformerAttention and not ours.training
+        torch.testing.assert_close(ours(x, x, x, ~mask)[0], model(x, mask=mask), rtol=0, atol=1e-10)
+    assert lk.from_linformer(model).dropout == 0.3
+    model = ready(stack(k, one, tied, dropout=0.3))
+    ours = lk.from_linformer(model)
+    torch.testing.assert_close(ours(x, mask)[0][mask], model(x, mask)[mask], rtol=0, atol=1e-10)
+    assert ours.config.attention_probs_dropout_prob == ours.config.hidden_dropout_prob == 0.3
+    ours.save_pretrained(tmp_path)
+    again = lk.LinformerEncoder.from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(again(x, mask)[0], ours(x, mask)[0], rtol=0, atol=1e-12)
+
+
+WRONG = {
+    "reversible: expected False": lambda: stack(reversible=True),
+    "dim_head: expected dim / heads, 5, or None, got 11": lambda: compat.Linformer(WIDTH, N, 1, heads=3, dim_head=11),
+    "heads: expected a divisor": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=7),
+    "k: expected a positive integer, got 0": lambda: attention(k=0),
+    "sequence length: expected at most 37, got 41": lambda: stack()(torch.zeros(1, 41, WIDTH)),
+    "sequence length: expected at most 37, got 43": lambda: language_model()(torch.zeros(1, 43).long()),
+    r"mask: expected bool \[1, 31\], True at real tokens, got 'torch.int64": lambda: stack()(
+        torch.zeros(1, 31, WIDTH), mask=torch.ones(1, 31).long()
+    ),
+    "source: expected a LinformerSelfAttention or a Linformer.*token_emb": lambda: lk.from_linformer(language_model()),
+    "source: expected a LinformerSelfAttention or a Linformer": lambda: lk.from_linformer(nn.Linear(3, 3)),
+    "heads: expected those of the source, a divisor of dim 15, got None": lambda: lk.from_linformer(
+        stack().state_dict()
+    ),
+    "heads: expected those of the source, a divisor of dim 15, got 5": lambda: lk.from_linformer(stack(), 5),
+    "dim_head: expected dim / heads": lambda: lk.from_linformer({"to_q.weight": torch.ones(11, WIDTH)}, 3),
+    "source: .* KeyError: 'to_k.weight'": lambda: lk.from_linformer({"to_q.weight": torch.ones(WIDTH, WIDTH)}, 3),
+    "source: .* Unexpected key.*extra": lambda: lk.from_linformer(stack().state_dict() | {"extra": torch.ones(1)}, 3),
+}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("message", WRONG)
+def test_rejected(message):
+    with pytest.raises(lk.InputError, match=message):
+        WRONG[message]()
+
+
+@pytest.mark.unchecked
+def test_unknown_arguments_raise_an_error():
+    with pytest.raises(TypeError, match="input_mask"):
+        attention()(torch.zeros(1, N, WIDTH), input_mask=torch.ones(1, N).bool())
