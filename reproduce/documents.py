@@ -1,8 +1,8 @@
 """Ways to embed a text that is longer than its encoder's longest input.
 
-The encoder on its first tokens (`cut`), the mean over pieces of it (also overlapping by half), with full attention and
-repeated positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
-adapter. All get the same first n tokens of a text. What is measured (`--tasks`):
+The encoder on its first tokens (truncated), the mean over pieces of it (also overlapping by half), with full attention
+and repeated positions, by `linearize` without training (linear), and linear models, such as one with an adapter. All
+get the same first n tokens of a text. What is measured (`--tasks`):
 
 - agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
 - late_sentence: the text of a sentence is searched, by the position of the sentence; within the encoder's longest
@@ -17,7 +17,7 @@ adapter. All get the same first n tokens of a text. What is measured (`--tasks`)
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
 
 Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
-than `cut` and `stretched`), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
+than truncated texts and full attention), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
 benchmarks/documents-minilm-float32_zen4-avx2-2-cores_202611, and benchmarks/documents-minilm-python_xeon-2-cores_202611
 (text unlike the adapters' training text).
 """
@@ -49,7 +49,7 @@ from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from reproduce.common import Record, Results, ScriptSettings, by_name, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, by_name, new_panels, run
 from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
@@ -348,18 +348,23 @@ def table(content: Record) -> str:
     settings = content["settings"]
     parts = [
         "# Embeddings of long texts",
-        f"Teacher: {settings['teacher']}; positions of `stretched` are repeated. n is the number of tokens that a "
+        f"Teacher: {settings['teacher']}; full attention has repeated positions. n is the number of tokens that a "
         "method may read of a text, special tokens included; embeddings are compared by cosine.",
     ]
     for task, title in TASKS.items():
         key = {"agreement": "texts", "cost": "precision"}.get(task, "queries")
-        for value, chosen in groups(content["records"], task, key):
+        for value, chosen in groups(shown(content), task, key):
             of = f"precision: {value}" if task == "cost" else f"{value} {key}"
             parts += [f"{title} ({of}):", pivot(chosen, "method", _column, CELLS[task])]
             late = [record for record in chosen if record.get("position") and not record["position"].startswith("0–")]
             if late:
                 parts += ["All positions but the first together:", pivot(_means(late), "method", _column, _recalls)]
     return "\n\n".join(parts)
+
+
+def shown(content: Record) -> list[Record]:
+    """The records, with the names that readers see."""
+    return [record | {"name": NAMES.get(record["name"], record["name"])} for record in content["records"]]
 
 
 def _column(record: Record) -> str:
@@ -398,7 +403,7 @@ PANELS = {
 
 def draw(content: Record) -> Figure | None:
     """Quality by n, or by the position of the sentence, and time by n; a line for each method, six at most."""
-    found = {task: [record for record in content["records"] if record["measured"] == task] for task in PANELS}
+    found = {task: [record for record in shown(content) if record["measured"] == task] for task in PANELS}
     found = {task: records for task, records in found.items() if records}
     names = list(dict.fromkeys(record["name"] for records in found.values() for record in records))
     if not found:

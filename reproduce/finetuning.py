@@ -1,8 +1,8 @@
 """Fine-tune a sentence encoder on labelled long texts, in five ways of reading them; accuracy and seconds.
 
-- cut: the encoder's first tokens (512 for MiniLM).
+- truncated (`cut`): the encoder's first tokens (512 for MiniLM).
 - pieces: all tokens, in sequences of that length.
-- stretched: all tokens at once with full attention, positions repeated.
+- full attention (`stretched`): over all tokens at once, positions repeated.
 - linear, linear with adapter: all tokens at once with `linearize`, without and with an adapter.
 
 The classifier is a linear layer on the mean over all tokens, so `pieces` are pooled before the classifier. All weights
@@ -37,7 +37,7 @@ from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, S
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
-from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter"]
@@ -214,7 +214,7 @@ def measure(settings: Settings, results: Results) -> None:
 
 def chosen(content: Record) -> pandas.DataFrame:
     """The records at the learning rate that the first seed's validation chose."""
-    frame = pandas.DataFrame(content["records"])
+    frame = pandas.DataFrame(content["records"]).replace({"way": NAMES})
     first = frame[frame["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
     best = first.loc[first.groupby(["data", "way"])["validation_accuracy"].idxmax(), ["data", "way", "rate"]]
     return frame.merge(best, on=["data", "way", "rate"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas
 
-from reproduce.common import markdown, mean_and_deviation
+from reproduce.common import NAMES, markdown, mean_and_deviation
 
 HERE = Path(__file__).parent
 
@@ -46,7 +46,8 @@ def on_embeddings() -> pandas.DataFrame:
     found: dict[str, list[float]] = {}
     for record in read("embeddings")["records"]:
         found.setdefault(record["method"], []).append(100 * record["accuracy"])
-    return pandas.DataFrame([{"method": name, "accuracy": mean_and_deviation(each, 1)} for name, each in found.items()])
+    rows = [{"method": NAMES.get(name, name), "accuracy": mean_and_deviation(each, 1)} for name, each in found.items()]
+    return pandas.DataFrame(rows)
 
 
 PARTS = (

@@ -17,11 +17,11 @@ _TIMES = {
     "documents-minilm-bfloat16_xeon-2-cores_202611": "bfloat16",
 }
 _METHODS = {
-    "the original, first 512 tokens only": "cut",
-    "the original, average over pieces of 512": "pieces",
-    "the original, full attention over all tokens": "stretched",
+    "truncated, first 512 tokens only": "cut",
+    "pieces, average over pieces of 512": "pieces",
+    "full attention over all tokens": "stretched",
     "linear, not trained": "linearised",
-    "linear, with the adapter": "student",
+    "linear with adapter": "student",
 }
 
 
