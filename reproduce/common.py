@@ -37,6 +37,15 @@ from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
+# Names of ways to read a long text: in results, and where they are shown.
+NAMES = {
+    "cut": "truncated",
+    "stretched": "full attention",
+    "exact_windows": "exact windows",
+    "linearised": "linear",
+    "student": "linear with adapter",
+}
+
 Record = dict[str, Any]
 Table = Callable[[Record], str]  # Markdown from the content of the JSON file
 Draw = Callable[[Record], Figure | None]

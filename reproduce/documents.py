@@ -1,8 +1,8 @@
 """Ways to embed a text that is longer than its encoder's longest input.
 
-The encoder on its first tokens (`cut`), the mean over pieces of it, with full attention and repeated positions
-(`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an adapter. All get
-the same first n tokens of a text. What is measured (`--tasks`):
+The encoder on its first tokens (truncated), the mean over pieces of it, with full attention and repeated positions, by
+`linearize` without training (linear), and linear models, such as one with an adapter. All get the same first n tokens
+of a text. What is measured (`--tasks`):
 
 - agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
 - late_sentence: the text of a sentence is searched, by the position of the sentence; within the encoder's longest
@@ -19,7 +19,7 @@ the same first n tokens of a text. What is measured (`--tasks`):
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
 
 Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
-than `cut` and `stretched`), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
+than truncated texts and full attention), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
 benchmarks/documents-minilm-float32_zen4-avx2-2-cores_202611, and benchmarks/documents-minilm-python_xeon-2-cores_202611
 (text unlike the adapters' training text), benchmarks/documents-minilm-passages_zen4-2-cores_202611.
 """
@@ -36,6 +36,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
@@ -48,7 +50,8 @@ from linformer_kit.inference.embed import embed_chunks, embed_pieces, tokenise
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
-from reproduce.common import Record, Results, ScriptSettings, by_name, run
+from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
+from reproduce.common import NAMES, Record, Results, ScriptSettings, by_name, new_panels, run
 from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
@@ -71,6 +74,7 @@ TASKS: dict[Task, str] = {
     "passages": "Passages: recall at 1 (at 10) of queries with the title of the text and words of the passage",
 }
 BUILT = ("cut", "pieces", "stretched", "linearised")  # methods of the teacher
+LINES = 6  # in a panel of the figure
 SECONDS = 60.0  # for all timed runs of one method at one length
 WORD, WORDS = re.compile(r"[^\W\d_]{5,}"), 5  # of a passage that are in a query, and their number
 
@@ -377,7 +381,7 @@ def _peak(name: str, settings: Settings, text: str) -> int:
     return peak_bytes(lambda: method([text]), best_device())
 
 
-# Tables
+# Tables and figure
 
 
 def table(content: Record) -> str:
@@ -385,18 +389,26 @@ def table(content: Record) -> str:
     settings = content["settings"]
     parts = [
         "# Embeddings of long texts",
-        f"Teacher: {settings['teacher']}; positions of `stretched` are repeated. n is the number of tokens that a "
+        f"Teacher: {settings['teacher']}; full attention has repeated positions. n is the number of tokens that a "
         "method may read of a text, special tokens included; embeddings are compared by cosine.",
     ]
     for task, title in TASKS.items():
         key = {"agreement": "texts", "cost": "precision"}.get(task, "queries")
-        for value, chosen in groups(content["records"], task, key):
+        for value, chosen in groups(shown(content), task, key):
             of = f"precision: {value}" if task == "cost" else f"{value} {key}"
             parts += [f"{title} ({of}):", pivot(chosen, "method", _column, CELLS[task])]
             late = [record for record in chosen if record.get("position") and not record["position"].startswith("0–")]
             if late:
                 parts += ["All positions but the first together:", pivot(_means(late), "method", _column, _recalls)]
     return "\n\n".join(parts)
+
+
+def shown(content: Record) -> list[Record]:
+    """The records, with the names that readers see."""
+    return [
+        record | {"name": ", ".join(NAMES.get(part, part) for part in record["name"].split(", "))}
+        for record in content["records"]
+    ]
 
 
 def _column(record: Record) -> str:
@@ -418,13 +430,54 @@ CELLS = {
 
 def _means(records: list[Record]) -> list[Record]:
     """The mean recalls of each method over positions with equally many queries."""
-    recalls = ("recall@1", "recall@10")
     return [
         {"name": name, "position": "recall at 1 (at 10)"}
-        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in recalls}
+        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in RECALLS}
         for name in dict.fromkeys(record["name"] for record in records)
     ]
 
 
+RECALLS = ("recall@1", "recall@10")
+PANELS = {
+    "agreement": ("cosine", "cosine to pieces"),
+    "late_sentence": ("recall@1", "late sentence: recall at 1"),
+    "passkey": ("recall@1", "passkey: accuracy at 1"),
+    "cost": ("median_s", "seconds for one text"),
+}
+
+
+def draw(content: Record) -> Figure | None:
+    """Quality by n, or by the position of the sentence, and time by n; a line for each method, six at most."""
+    found = {task: [record for record in shown(content) if record["measured"] == task] for task in PANELS}
+    found = {task: records for task, records in found.items() if records}
+    names = list(dict.fromkeys(record["name"] for records in found.values() for record in records))
+    if not found:
+        return None
+    figure, panels = new_panels(len(found), (4.6, 3.4))
+    for axes, (task, records) in zip(panels, found.items(), strict=True):
+        first = records[0].get("precision")  # one line for each method
+        _draw_panel(axes, task, [record for record in records if record.get("precision") == first], names[:LINES])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
+    return figure
+
+
+def _draw_panel(axes: Axes, task: str, records: list[Record], names: list[str]) -> None:
+    measure, title = PANELS[task]
+    columns = list(dict.fromkeys(map(_column, records)))
+    for number, name in enumerate(names):
+        own = [record for record in records if record["name"] == name]
+        points = [(columns.index(_column(record)), record[measure]) for record in own]
+        axes.plot(*zip(*sorted(points), strict=True), marker="osD^vP"[number], label=name)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("position of the sentence, tokens" if task == "late_sentence" else "tokens read")
+    if task == "cost":
+        axes.set_yscale("log")
+        log_ticks(axes.yaxis)
+        number_ticks(axes.yaxis, "g")
+    show_grid(axes)
+
+
 if __name__ == "__main__":
-    run(Settings, measure, table)
+    run(Settings, measure, table, draw)

@@ -1,8 +1,8 @@
 """Fine-tune a sentence encoder on labelled long texts, in several ways of reading them: accuracy, time and memory.
 
-- cut: the encoder's first tokens (512 for MiniLM).
+- truncated (`cut`): the encoder's first tokens (512 for MiniLM).
 - pieces: all tokens, in sequences of that length.
-- stretched: all tokens at once with full attention, positions repeated.
+- full attention (`stretched`): over all tokens at once, positions repeated.
 - linear, linear with adapter: all tokens at once with `linearize`, without and with an adapter.
 - linear with full layers: without an adapter, some layers keep full attention (`--full_layers`).
 
@@ -13,12 +13,10 @@ accuracy on validation texts with the first seed; what is shown is accuracy on t
 Tasks: accuracy; cost, which is the time of an update with the batch of median size and of the longest test text, all
 ways in turn, and the peak memory of such an update. Runs of some ways and tasks can be put together.
 
-    python benchmarks/finetuning_zen4-2-cores_202611/texts.py reviews movie-reviews/reviews.jsonl reviews
     python -m reproduce.finetuning --model sentence-transformers/all-MiniLM-L6-v2 \\
       --adapter all-MiniLM-L6-v2-4096 --data reviews
 
 A folder of `data` has train, validation and test, each `.jsonl` with `text` and `label`.
-Result: benchmarks/finetuning_zen4-2-cores_202611.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interl
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
-from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
@@ -301,7 +299,7 @@ Full layers: {full}, from 0."""
         row = ways[0][1].iloc[0]
         rows = [
             {
-                "way": way,
+                "way": NAMES.get(way, way),
                 "accuracy, %": mean_and_deviation([100 * x for x in runs["test_accuracy"]], 1),
                 "learning rate": f"{runs['rate'].iloc[0]:g}",
                 "training, s": f"{cost['training_s']:,.0f}",
@@ -325,7 +323,9 @@ def draw(content: Record) -> Figure | None:
     for axes, (data, ways) in zip(panels, groups, strict=True):
         for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
             accuracy = 100 * runs["test_accuracy"]
-            axes.errorbar(cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=way)
+            axes.errorbar(
+                cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=NAMES.get(way, way)
+            )
         axes.set_title(data)
         axes.set_xlabel("training, s")
         axes.set_ylabel("accuracy on test texts, %")

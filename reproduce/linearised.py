@@ -41,7 +41,7 @@ from linformer_cli.settings.declare import Count, Counts, Machine, Measurement, 
 from linformer_kit.analysis.measure import Mode, dtype_of, in_fresh_process, interleaved, peak_bytes, runner, summary
 from linformer_kit.environment import device_of
 from linformer_kit.linearized.linearize import linearize, optimize
-from reproduce.common import Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
 
 PIECE = 512  # tokens
 Architecture = Literal["minilm", "modernbert", "embeddinggemma"]
@@ -192,7 +192,7 @@ def spin() -> None:
 
 def frame_of(content: Record) -> pandas.DataFrame:
     """The records with the time of a token in µs, and the speed as a multiple of the original's."""
-    frame = pandas.DataFrame(content["records"])
+    frame = pandas.DataFrame(content["records"]).replace({"way": NAMES})
     frame = frame.assign(token=frame["median_s"] / (frame["batch"] * frame["n"]) * 1e6)
     if "busy" not in content["settings"]:  # results from before it
         return frame

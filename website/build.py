@@ -3,8 +3,9 @@
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
 `docs/`, `benchmarks/`, `reproduce/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become
 pages with the outputs that are stored in them. Three pages are generated: the reference of the public API (from
-docstrings), that of the commands (from their parsers), and a gallery of pictures. Warnings of
-the build are errors, and so is a link to a page, a heading or a file that is not on the site.
+docstrings), that of the commands (from their parsers), and a gallery of pictures. Pages of results are in the
+navigation under their names in benchmarks/README.md. Warnings of the build are errors, and so is a link to a page, a
+heading or a file that is not on the site.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import html.parser
 import io
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,17 +23,25 @@ import urllib.parse
 from pathlib import Path
 from unittest import mock
 
-from nbconvert import MarkdownExporter
-from nbconvert.writers import FilesWriter
+try:
+    from nbconvert import MarkdownExporter
+    from nbconvert.writers import FilesWriter
 
-import linformer_kit
-from linformer_cli.parser import parse
-from linformer_cli.table import COMMANDS
+    import linformer_kit
+    from linformer_cli.parser import parse
+    from linformer_cli.table import COMMANDS
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"{missing.name} is not installed: pip install -r requirements-docs.txt") from None
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "website"
 PAGES, SITE = BUILD / "pages", BUILD / "site"
 COPIED = ("docs", "benchmarks", "examples", "reproduce", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+# In HTML: code in a line, its words that fit a phone, a picture with its address, a cell of prose.
+CODE = r"(?<!<pre>)(?<!</span>)<code>[^<]*</code>"
+WORD = r"(?<=[\s>])[^\s<]{2,44}(?=[\s<])"
+PICTURE = r'((?:<picture>[^>]*>\s*)?<img [^>]*?src="([^"]+)"[^>]*>(?:</picture>)?)'
+LONG = r"<td>(?=[^\n]{60,}</td>)"
 # Public names of the reference, by topic.
 TOPICS = {
     "Linearise an encoder": ("linearize", "optimize"),
@@ -63,10 +73,9 @@ GALLERY = (
     (
         "documents-minilm-4096_xeon-2-cores_202611/documents.png",
         "docs/linearize.md",
-        "Ways to embed long texts with MiniLM. Averaged pieces (`pieces`) and linear attention (`linearised`, and "
-        "`student` with the adapter) find sentences late in a text and hidden numbers. Truncation (`cut`) and "
-        "full attention with repeated positions (`stretched`) lose them. Below on the right: the time of full "
-        "attention grows fastest.",
+        "Ways to embed long texts with MiniLM. Averaged pieces and linear attention find sentences late in a text and "
+        "hidden numbers. Truncation and full attention with repeated positions lose them. Below on the right: the "
+        "time of full attention grows fastest.",
     ),
     (
         "forward-bfloat16_epyc-2-cores_202611/table3_figure2.png",
@@ -139,6 +148,7 @@ GALLERY = (
 def write_pages() -> None:
     """All pages of the site, in an empty folder."""
     copy_pages()
+    link_results()
     write_notebooks()
     (PAGES / "reference").mkdir()
     write_python_reference()
@@ -159,8 +169,26 @@ def copy_pages() -> None:
             shutil.copy(source, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
     shutil.copy(ROOT / "website" / "site.css", PAGES)
-    for page in (PAGES / "docs").glob("*.md"):
-        page.write_text(page.read_text(encoding="utf-8").replace("](../README.md", "](../index.md"), encoding="utf-8")
+    for page in (PAGES / "index.md", *(PAGES / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("](../README.md", "](../index.md")
+        text = re.sub(r"^(\*\*.*\*\*)\n- ", r"\1\n\n- ", text, flags=re.MULTILINE)  # lists begin after an empty line
+        page.write_text(text, encoding="utf-8")
+
+
+def result_pages() -> dict[str, tuple[str, str]]:
+    """Name and question of each page of results, by its path in `benchmarks/`, from the table there."""
+    rows = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").splitlines()
+    cells = [row[2:].split(" | ") for row in rows if row.startswith("| [")]
+    return {page: (name, row[1]) for row in cells for name, page in re.findall(r"\[([^]]+)\]\((\S+\.md)\)", row[0])}
+
+
+def link_results() -> None:
+    """Below the title of each page of results: its name, what was asked, and a link to all results."""
+    for path, (name, asked) in result_pages().items():
+        page = PAGES / "benchmarks" / path
+        up = "../" * path.count("/")
+        title, _, rest = page.read_text(encoding="utf-8").partition("\n")
+        page.write_text(f"{title}\n\n**{name}**: {asked} ([all results]({up}README.md))\n{rest}", encoding="utf-8")
 
 
 def write_notebooks() -> None:
@@ -221,13 +249,23 @@ def write_gallery() -> None:
 
 
 def settings() -> str:
-    """The settings of the site, with a link to the repository where a workflow of GitHub builds it."""
+    """The settings of the site: with the pages of results, and a link to the repository where GitHub builds it."""
     text = (ROOT / "website" / "zensical.toml").read_text(encoding="utf-8")
+    pages = "".join(f'{{ "{name}" = "benchmarks/{path}" }}, ' for path, (name, _) in result_pages().items())
+    text = text.replace('"Each result" = []', f'"Each result" = [{pages}]')
     repository = os.environ.get("GITHUB_REPOSITORY")
     if repository is None:
         return text
     address = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
     return text.replace("[project]\n", f'[project]\nrepo_url = "{address}"\nrepo_name = "{repository}"\n', 1)
+
+
+def finish(html: str) -> str:
+    """A page whose words of code stay on one line, whose pictures are links to their full size, and with long cells."""
+    before, start, article = html.partition("<article")
+    article = re.sub(CODE, lambda found: re.sub(WORD, r"<span>\g<0></span>", found[0]), article)
+    article = re.sub(PICTURE, r'<a href="\2">\1</a>', article)
+    return before + start + re.sub(LONG, '<td class="long">', article)
 
 
 class _Links(html.parser.HTMLParser):
@@ -271,6 +309,8 @@ def main() -> None:
     write_pages()
     (BUILD / "zensical.toml").write_text(settings(), encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=BUILD, check=False)
+    for page in SITE.rglob("*.html"):
+        page.write_text(finish(page.read_text(encoding="utf-8")), encoding="utf-8")
     broken = [] if done.returncode else broken_links(SITE)
     for line in broken:
         print(f"broken link: {line}", file=sys.stderr)

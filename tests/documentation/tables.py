@@ -26,7 +26,11 @@ NOT_RUN = {
     "quickstart.md": {
         "pip install -e '.[export]'": _INSTALLS,
     },
-    "speed.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
+    "paper.md": {"pytest tests/operator/test_reference.py": "it is running"},
+    "speed.md": {
+        "linformer bench --device cuda --num_hidden_layers 12": "a GPU",
+        "python examples/embed_with_ray.py my-embedder articles.jsonl vectors --workers 2": _RAY,
+    },
     "training.md": {
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m linformer_kit pretrain "
         "--output_dir /shared/run": _MACHINES,

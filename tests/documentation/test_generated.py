@@ -9,6 +9,7 @@ import re
 from transformers import PreTrainedConfig
 
 from linformer_kit import LinformerConfig
+from reproduce.common import NAMES
 from tests.documentation.pages import PAGES, ROOT
 
 _QUALITY = "documents-minilm-4096_xeon-2-cores_202611"
@@ -17,11 +18,11 @@ _TIMES = {
     "documents-minilm-bfloat16_xeon-2-cores_202611": "bfloat16",
 }
 _METHODS = {
-    "the original, first 512 tokens only": "cut",
-    "the original, average over pieces of 512": "pieces",
-    "the original, full attention over all tokens": "stretched",
+    "truncated, first 512 tokens only": "cut",
+    "pieces, average over pieces of 512": "pieces",
+    "full attention over all tokens": "stretched",
     "linear, not trained": "linearised",
-    "linear, with the adapter": "student",
+    "linear with adapter": "student",
 }
 
 
@@ -47,6 +48,25 @@ def _row(title: str, name: str) -> str:
 def test_the_table_of_the_readme_is_that_of_the_results():
     shown = [line for line in PAGES["README.md"].read_text(encoding="utf-8").splitlines() if "%" in line]
     assert shown == [_row(title, name) for title, name in _METHODS.items()]
+
+
+def test_documents_an_hour_are_those_of_the_results():
+    results = (
+        ("MiniLM", "documents-minilm-bfloat16_xeon-2-cores_202611/documents.json"),
+        ("ModernBERT", "windows_zen4-2-cores_202611/bfloat16/linearised.json"),
+    )
+    hours = {}
+    for model, path in results:
+        for each in json.loads((ROOT / "benchmarks" / path).read_text(encoding="utf-8"))["records"]:
+            if each.get("precision", "bfloat16") == "bfloat16" and "median_s" in each:
+                assert each.get("batch", 1) == 1
+                name = each.get("name", each.get("way"))
+                three_digits = float(f"{3600 / each['median_s']:.3g}")
+                hours[f"{model}, {NAMES.get(name, name)}", each["n"]] = f"{three_digits:,.0f}"
+    shown = re.findall(r"^\| (Mini.*|Modern.*) \| (.*) \| (.*) \| (.*) \|$", PAGES["speed.md"].read_text("utf-8"), re.M)
+    assert len(shown) == 6
+    for way, *cells in shown:
+        assert cells == [hours.get((way, n), "–") for n in (512, 2048, 8192)]
 
 
 def test_the_table_of_the_configuration_has_its_fields_and_defaults():

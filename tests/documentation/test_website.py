@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import tomllib
@@ -37,14 +38,51 @@ def pages(build, tmp_path, monkeypatch) -> Path:
     return tmp_path / "pages"
 
 
-def test_every_page_is_in_the_navigation(pages):
-    project = tomllib.loads((ROOT / "website" / "zensical.toml").read_text(encoding="utf-8"))["project"]
-    listed = [
-        page for section in project["nav"] for entries in section.values() for each in entries for page in each.values()
-    ]
+def navigation(entries: list[dict]) -> list[str]:
+    """All pages of a navigation, with those of its sections."""
+    values = [value for entry in entries for value in entry.values()]
+    return [page for value in values for page in ([value] if isinstance(value, str) else navigation(value))]
+
+
+def test_every_page_is_in_the_navigation(build, pages):
+    listed = navigation(tomllib.loads(build.settings())["project"]["nav"])
     assert all((pages / page).is_file() for page in listed)
     guides = {f"docs/{name}" for name in PAGES if name != "README.md"}
-    assert sorted(listed) == sorted({*listed}) and guides <= {*listed}
+    results = {page.relative_to(pages).as_posix() for page in (pages / "benchmarks").rglob("*.md")}
+    assert sorted(listed) == sorted({*listed}) and guides | results <= {*listed}
+
+
+def test_names_of_results_are_unique_and_stand_with_a_link_back_on_their_pages(build, pages):
+    results = build.result_pages()
+    assert len({name for name, _ in results.values()}) == len(results) > 30
+    text = (pages / "benchmarks" / "windows_zen4-2-cores_202611" / "busy" / "linearised.md").read_text(encoding="utf-8")
+    title, _, line, *_ = text.splitlines()
+    assert title.startswith("# ") and line.startswith("**windows-busy**: what exact windows ")
+    assert line.endswith("([all results](../../README.md))")
+
+
+def test_lists_of_the_first_page_are_lists(pages):
+    lines = (pages / "index.md").read_text(encoding="utf-8").splitlines()
+    before = [earlier for earlier, line in itertools.pairwise(lines) if line.startswith("- ")]
+    assert before and all(not line or line.startswith(("- ", "  ")) for line in before)
+
+
+@pytest.mark.parametrize(
+    ("html", "finished"),
+    [
+        ("<code>ls --all</code>", "<code><span>ls</span> <span>--all</span></code>"),
+        (f"<code>{45 * 'a'} -b</code>", f"<code>{45 * 'a'} <span>-b</span></code>"),
+        ("<pre><span></span><code>ls -a</code></pre>", "<pre><span></span><code>ls -a</code></pre>"),
+        ('<p><img alt="A" src="a.png" /></p>', '<p><a href="a.png"><img alt="A" src="a.png" /></a></p>'),
+        (
+            '<picture><source srcset="tall.png">\n<img src="a.png"></picture>',
+            '<a href="a.png"><picture><source srcset="tall.png">\n<img src="a.png"></picture></a>',
+        ),
+        (f"<td>{60 * 'a'}</td><td>1</td>", f'<td class="long">{60 * "a"}</td><td>1</td>'),
+    ],
+)
+def test_words_stay_whole_and_pictures_are_links(build, html, finished):
+    assert build.finish(f"<h1>{html}</h1><article>{html}</article>") == f"<h1>{html}</h1><article>{finished}</article>"
 
 
 def test_links_lead_to_pages_and_headings_of_the_site(pages):

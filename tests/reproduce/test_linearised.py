@@ -50,4 +50,4 @@ def test_exact_ways_beside_a_busy_core(tmp_path, drawn, monkeypatch):
     for record in records[1:3]:
         assert 0 < record["difference"] < 1e-5 < record["largest"]
     table = (tmp_path / "linearised.md").read_text()
-    assert f"| exact_windows | {records[0]['median_s'] / records[1]['median_s']:.2f} |" in table
+    assert f"| exact windows | {records[0]['median_s'] / records[1]['median_s']:.2f} |" in table
