@@ -69,6 +69,26 @@ def time_saved(folder: str) -> tuple[list[int], list[float]]:
     return sorted(ours), [full[n] / ours[n] for n in sorted(ours)]
 
 
+def window_times(n: int) -> dict[str, float]:
+    """Seconds for one text of n tokens by way, of the encoder with windows of README's table."""
+    result = BENCHMARKS / "windows_zen4-2-cores_202611" / "float32" / "linearised.json"
+    records = json.loads(result.read_text(encoding="utf-8"))["records"]
+    return {record["way"]: record["median_s"] for record in records if record["n"] == n}
+
+
+def windows(path: Path) -> None:
+    """How long an encoder with windows takes for a long text, and what is the same afterwards."""
+    ways = {"original": "original", "optimized": "optimized,\nsame outputs", "linearised": "linear,\napproximate"}
+    figure, axes = new_figure((7, 2.4))
+    bars = axes.barh([*ways.values()], [window_times(8192)[way] for way in ways], color=[WEIGHTS, TOKENS, SLOTS])
+    axes.bar_label(bars, fmt="%.0f s", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel("seconds for one text of 8,192 tokens, two cores, float32")
+    axes.set_title("ModernBERT base", fontsize=10)
+    save_figure(figure, path)
+
+
 def draw_attention(axes: Axes) -> None:
     """Full attention above, equation 7 below."""
     attention(axes, 5.3, slots=False)
@@ -141,6 +161,7 @@ def visible(path: Path, *, tall: bool = False) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
+    windows(folder / "windows.png")
     for draw in (linformer, visible):
         draw(folder / f"{draw.__name__}.png")
         draw(folder / f"{draw.__name__}-tall.png", tall=True)

@@ -132,6 +132,10 @@ def test_the_pictures_show_the_measured_times(tmp_path, drawn):
         }
         lengths, saved = draw.time_saved(folder)
         assert saved == pytest.approx([times[n, "roberta", None] / times[n, "linformer", 256] for n in lengths])
+    table = (ROOT / "benchmarks/windows_zen4-2-cores_202611/float32/linearised.md").read_text(encoding="utf-8")
+    for way, shown in (("original", "original"), ("optimized", "optimized"), ("linearised", "linear")):
+        assert re.search(rf"\| {shown} \|.* {draw.window_times(8192)[way]:.3f} \|\n", table)
+    draw.windows(tmp_path / "windows.png")
     for tall in (False, True):
         draw.linformer(tmp_path / f"linformer-{tall}.png", tall=tall)
         draw.visible(tmp_path / f"visible-{tall}.png", tall=tall)
