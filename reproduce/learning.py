@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
-from linformer_cli.settings.declare import Count, File, Folder, Seed, Training, settings
+from linformer_cli.settings.declare import Count, File, Seed, Training, settings
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.pretrain import pretrain
 from linformer_kit.training.process import keep_freed_memory
@@ -234,8 +234,6 @@ class Settings(ScriptSettings):
     # Files of text; default: the source of the Python standard library.
     train_file: Training[list[File] | None] = None
     hidden_size: Training[Count] = 128  # Width of the encoders.
-    # Folder of the cache of tokenised text; default: that of `linformer pretrain`.
-    cache_dir: Training[Folder | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -269,7 +267,7 @@ def _train(settings: Settings, results: Results, name: str, label: str, rate: fl
         return there
     study = STUDIES[name]
     values = BASE | study.base | study.variants[label].changes | {"learning_rate": rate, "seed": seed}
-    values |= {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
+    values |= {"hidden_size": settings.hidden_size, "train_file": settings.train_file}
     more = {}
     if study.minutes is not None:
         earlier = results.find(study=name, variant=label)

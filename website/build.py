@@ -26,7 +26,7 @@ from nbconvert.writers import FilesWriter
 
 import linformer_kit
 from linformer_cli.parser import parse
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "website"

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from linformer_cli.cli import main
-from linformer_cli.parser import parse
-from linformer_cli.table import RECIPES
+from linformer_cli.parser import RECIPES, parse
 from tests.conftest import fail
 
 
@@ -152,6 +151,9 @@ def test_names_in_a_list_stay_as_they_are():
         (["distill", "MODEL", "--adapter"], "unrecognized arguments: --adapter (now --adapter_rank 16)"),
         (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype)"),
         (["finetune", "MODEL", "--use-cpu"], "unrecognized arguments: --use-cpu (now --device cpu)"),
+        (["pretrain", "--cache-dir", "x"], "unrecognized arguments: --cache-dir x (now `XDG_CACHE_HOME` in the environment)"),
+        (["finetune", "m", "--split_seed", "3"], "unrecognized arguments: --split_seed 3 (now always 0; --validation_file names"),
+        (["pretrain", "--model.hidden-act=relu"], "unrecognized arguments: --model.hidden-act=relu (a setting of --config files only)"),
         (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
@@ -208,11 +210,13 @@ def test_bad_files_of_settings(content, message, capsys, tmp_path, monkeypatch):
 
 def test_a_file_of_settings_means_what_the_command_line_means(tmp_path):
     (tmp_path / "some.yaml").write_text(
-        "torch_compile: yes\ndtype: float16\nseed: 010\ntokenizer: no\nsplit_seed: null\nmodel: {projected_dim: [[3, 2], [1, 2]]}\n"
+        "torch_compile: yes\ndtype: float16\nseed: 010\ntokenizer: no\nsplit_seed: null\n"
+        "model: {projected_dim: [[3, 2], [1, 2]], hidden_act: relu, pad_token_id: null}\n"
     )
     settings = parse(["pretrain", "--config", str(tmp_path / "some.yaml")])[1]
     assert (settings.torch_compile, settings.dtype, settings.seed, settings.tokenizer) == (True, "float16", 10, "no")
     assert settings.split_seed is None and settings.model.projected_dim == [[3, 2], [1, 2]]
+    assert (settings.model.hidden_act, settings.model.pad_token_id) == ("relu", None)
     with pytest.raises(SystemExit):
         main(["bench", "--lengths", "[yes, 512]"])
 
@@ -221,4 +225,5 @@ def test_print_config_names_every_setting(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["pretrain", "--seed", "7", "--print_config"])
     assert exit_.value.code == 0
-    assert "seed: 7\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "seed: 7\n" in printed and "  layer_norm_eps: 1.0e-05\n" in printed

@@ -8,9 +8,8 @@ import shlex
 import pytest
 
 from linformer_cli.cli import main
-from linformer_cli.parser import parse
-from linformer_cli.settings.declare import TITLES, settings_of
-from linformer_cli.table import COMMANDS, RECIPES
+from linformer_cli.parser import RECIPES, parse
+from linformer_cli.settings.declare import COMMANDS, TITLES, settings_of
 
 _HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
 _OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)
@@ -37,9 +36,8 @@ def test_help_of_a_command(name, capsys):
     assert all(len(each.sentence) > 9 for each in settings_of(command.settings))
     for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
-    shown = [each for each in settings_of(command.settings) if each.group not in ("Arguments", TITLES[-1])]
-    settings = [f"--{each.name}" for each in shown]
-    general = ["--help", "--help_all", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
+    settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group in TITLES[1:]]
+    general = ["--help", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
     assert sorted(_OPTION.findall(text)) == sorted(settings + general)
     for option in settings + general:
         told = entry(text, option)
@@ -48,16 +46,6 @@ def test_help_of_a_command(name, capsys):
     assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|Literal|MISSING|SUPPRESS|site-packages", text)
     headings = [each for each in _HEADING.findall(text) if each not in ("General", "Example")]
     assert headings and headings == [title for title in TITLES if title in headings]
-
-
-def test_rare_settings_are_listed_by_help_all_and_given_like_others(capsys):
-    assert "--adam_beta1" not in help_of("pretrain", capsys=capsys)
-    with pytest.raises(SystemExit, match="0"):
-        main(["pretrain", "--help_all"])
-    text = capsys.readouterr().out
-    assert _HEADING.findall(text)[-3:] == ["Rare settings", "General", "Example"]
-    assert entry(text, "--adam_beta1").endswith("[default: 0.9]")
-    assert parse(["pretrain", "--adam_beta1", "0.5"])[1].adam_beta1 == 0.5
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -88,6 +76,7 @@ def test_usage(name, usage, capsys):
         ("convert", "--projection", "[default: linear]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
+        ("pretrain", "--adam_beta1", "AdamW's decay of the first moment. [default: 0.9]"),
     ],
 )  # fmt: skip
 def test_what_help_says_of_a_setting(name, option, told, capsys):

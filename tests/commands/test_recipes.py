@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from linformer_cli.parser import parse
-from linformer_cli.table import RECIPES
+from linformer_cli.parser import RECIPES, parse
 from linformer_kit import LinformerConfig
 
 

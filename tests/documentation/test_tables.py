@@ -14,7 +14,7 @@ import pytest
 
 import reproduce
 from linformer_cli.parser import parse
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 from reproduce import common
 from tests.documentation.pages import PAGES, steps
 from tests.documentation.tables import NOT_RUN, SCRIPT

@@ -36,7 +36,6 @@ def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(STUDIES, "small", Study("Small", small, variants, minutes=0.5))
     monkeypatch.setattr(learning, "seconds_of_update", lambda values: 15.0)
     options = ("--studies", "small", "--train_file", corpus, "--hidden_size", 16, "--seeds", 0, 1)
-    options += ("--cache_dir", tmp_path / "cache")
     content = start(learning, tmp_path / "out", *options)
     trained = {(record["variant"], record["learning_rate"], record["seed"]) for record in content["records"]}
     assert trained >= {("Transformer", 1e-3, 0), ("Transformer", 3e-3, 0), ("Linformer", 1e-3, 0)} and len(trained) == 5
@@ -57,7 +56,7 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(figure3.PANELS, "(a) n 512", [("Transformer", 32), ("k 32", 32)])
     options = ("--lines", "Transformer", "k 32", "--lengths", 32, "--seeds", 0, "--train_file", corpus)
     options += ("--max_steps", 12, "--warmup_steps", 1, "--start_steps", 12, "--hidden_size", 16)
-    options += ("--vocab_size", 277, "--cache_dir", tmp_path / "cache")
+    options += ("--vocab_size", 277)
     content = start(figure3, tmp_path / "out", *options)
     start_, full, linear = content["records"]
     assert (start_["line"], full["line"], linear["line"]) == ("start", "Transformer", "k 32")

@@ -14,7 +14,6 @@ class _Settings:
     train_file: list[str]
     validation_file: str | None
     output_dir: str
-    cache_dir: str
     base: ModelSettings
     seed: int = 3
 
@@ -22,7 +21,7 @@ class _Settings:
 def test_results_record_no_path_of_this_machine(tmp_path):
     here = str(tmp_path)
     base = ModelSettings(sharing="none")
-    settings = _Settings(here, [here, "hub/id"], [f"{here}/*.txt"], None, here, here, base)
+    settings = _Settings(here, [here, "hub/id"], [f"{here}/*.txt"], None, here, base)
     assert without_local_paths(settings) == {
         "model": tmp_path.name,
         "models": [tmp_path.name, "hub/id"],

@@ -62,7 +62,7 @@ def distill(teacher: Path, folder: Path, **options: object) -> None:
 
 
 def command(teacher: Path, folder: Path, **options: object) -> list[str]:
-    named = OPTIONS | {"cache_dir": folder.parent / "cache"} | options
+    named = OPTIONS | options
     flags = [f"--{name}={value}" for name, value in named.items() if name not in ("train_file", "validation_file")]
     files = [
         word for name in ("train_file", "validation_file") if name in named for word in (f"--{name}", str(named[name]))

@@ -12,7 +12,7 @@ import yaml
 # Settings that name files and models, and settings of this machine only.
 _FILES = ("train_file", "validation_file", "text_file")
 _MODELS = ("model", "models", "from_model", "tokenizer", "teacher")
-_OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
+_OF_THIS_MACHINE = ("output_dir", "out", "overwrite")
 
 
 def is_local_path(name: str) -> bool:

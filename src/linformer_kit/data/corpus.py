@@ -137,7 +137,7 @@ def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, s
     patterns = getattr(settings, field)
     files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)
     fingerprint = files.fingerprint()
-    path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
+    path = cache_folder() / "documents" / f"{fingerprint}.arrow"
     return files.name, _not_empty(cached_dataset(path, _SCHEMA, lambda: _batches(files)), files.name), fingerprint
 
 

@@ -35,7 +35,7 @@ class BlockMasker:
         Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float = 0.15) -> None:
         if tokenizer.mask_token_id is None:
             raise InputError("tokenizer: expected one with a mask token, got none")
         self._seed, self._probability, self._mask_id = seed, probability, tokenizer.mask_token_id
