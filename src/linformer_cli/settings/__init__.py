@@ -343,7 +343,7 @@ class AdaptersSettings:
     card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
 
 
-@command("export", CONVERT, "export.folder", "my-classifier served --int8")
+@command("export", CONVERT, "export.onnx_file", "my-classifier served --int8", extra="export")
 class ExportSettings:
     """Export a model to ONNX, and check it against PyTorch."""
 

@@ -131,6 +131,7 @@ class Command(NamedTuple):
     module: str  # of `linformer_kit`, whose `main` runs it
     example: str  # of its arguments
     recipe: str  # the default one, if it has recipes
+    extra: str  # of the package, with the libraries that it needs
     summary: str
 
 
@@ -138,12 +139,14 @@ COMMANDS: dict[str, Command] = {}
 
 
 @dataclass_transform(kw_only_default=True)
-def command(name: str, topic: str, module: str, example: str = "", recipe: str = "") -> Callable[[type[T]], type[T]]:
+def command(
+    name: str, topic: str, module: str, example: str = "", recipe: str = "", extra: str = "commands"
+) -> Callable[[type[T]], type[T]]:
     """Settings as those of a subcommand, which is added to `COMMANDS`; the arguments are the fields of `Command`."""
 
     def declared(kind: type[T]) -> type[T]:
         checked = settings(kind)
-        COMMANDS[name] = Command(checked, topic, module, example, recipe, str(kind.__doc__).rstrip("."))
+        COMMANDS[name] = Command(checked, topic, module, example, recipe, extra, str(kind.__doc__).rstrip("."))
         return checked
 
     return declared
