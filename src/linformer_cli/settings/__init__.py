@@ -110,21 +110,23 @@ class ResumeSettings:
     resume: Output[bool] = False  # Continue an interrupted run from what it saved; start one if there is none.
     overwrite: Output[bool] = False  # Delete the output of an earlier run and start again.
 
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise InputError("resume, overwrite: expected at most one of them, got both")
+
 
 @settings
 class DeviceSettings:
     """Where a model runs."""
 
-    # Device of the model: `cpu`, `cuda` or, with an index, `cuda:1`; default: the accelerator if there is one.
-    device: Machine[str | None] = None
+    device: Machine[str | None] = None  # Such as `cpu`, `cuda` or `cuda:1`; default: the accelerator if there is one.
 
 
 @settings
 class WeightSettings(DeviceSettings):
     """Where a model runs, with weights of which data type."""
 
-    # Data type of weights and results; `auto`: as saved. `bfloat16` is faster and less exact.
-    dtype: Machine[Precision] = "auto"
+    dtype: Machine[Precision] = "auto"  # Data type of weights; `auto`: as saved; `bfloat16`: faster, less exact.
 
 
 @settings
@@ -151,8 +153,7 @@ class TrainingSettings(ResumeSettings, DeviceSettings):
     fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
     dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
     ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
-    # Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or none.
-    report_to: Evaluation[str] = "tensorboard"
+    report_to: Evaluation[str] = "tensorboard"  # Trackers, separated by commas: tensorboard, wandb, mlflow, …, or none.
 
 
 @settings
@@ -161,8 +162,7 @@ class OneModelTrainingSettings(TrainingSettings):
 
     # Learning rate after the warm-up: linear or cosine decay to 0, or constant.
     lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
-    # Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple of learning_rate.
-    projection_learning_rate_factor: Training[Amount] = 1.0
+    projection_learning_rate_factor: Training[Amount] = 1.0  # Rate of E and F (or W_P), as a multiple of learning_rate.
     activation_checkpointing: Machine[bool] = False  # Recompute activations in the backward pass, to save memory.
 
 
@@ -185,8 +185,7 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
     # replace `model` and `tokenizer`; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
-    # Share of tokens to predict; of these 80 % become <mask>, 10 % random ones.
-    mlm_probability: Training[Share] = 0.15
+    mlm_probability: Training[Share] = 0.15  # Share of tokens to predict: 80 % become <mask>, 10 % random ones.
     # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
     load_best_model_at_end: Evaluation[bool] = False
 
@@ -195,8 +194,7 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
 class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Fine-tune an encoder to classify texts (Table 2)."""
 
-    # Folder or hub id of an encoder of this package, or of transformers with a classifier.
-    model: Argument[ModelName]
+    model: Argument[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
     train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
     validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
     validation_fraction: Texts[Share] = 0.1  # Share of the training texts held out for validation.
@@ -210,8 +208,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
     warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
     eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
-    # Stop after so many evaluations without a better metric; default: never.
-    early_stopping_patience: Evaluation[Count | None] = None
+    early_stopping_patience: Evaluation[Count | None] = None  # Stop after so many worse evaluations; default: never.
     # Metric that selects the best checkpoint; default: accuracy, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
@@ -221,8 +218,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    # The teacher: folder or hub id of an encoder, a masked language model, or a classifier of texts or tokens.
-    model: Argument[ModelName]
+    model: Argument[ModelName]  # The teacher: folder or hub id of an encoder, masked language model or classifier.
     # Rank r of a LoRA adapter of the layers' linear maps, such as 16, which is trained with E and F instead of all
     # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
     adapter_rank: Adapter[Count | None] = None
@@ -235,10 +231,8 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     learning_rate: Training[Amount] = 3e-4
     weight_decay: Training[Amount] = 0.0
     max_steps: Training[Count] = 1200
-    # Updates of the first phase, each layer on the inputs of the teacher's layer; default: a quarter of max_steps.
-    layerwise_steps: Training[int | None] = None
-    # Learning rate of the second phase, which trains all layers together, as a multiple of learning_rate; each phase
-    # has its own warm-up and decay to 0.
+    layerwise_steps: Training[int | None] = None  # Updates in which each layer learns alone; default: max_steps / 4.
+    # Rate of the second phase, of all layers together, as a multiple of learning_rate; each phase has a warm-up.
     joint_learning_rate_factor: Training[Positive] = 0.2
     warmup_steps: Training[CountOrZero] = 50
     eval_steps: Evaluation[Count] = 200
@@ -250,12 +244,10 @@ class ClassifierSettings(DeviceSettings):
     """A classifier and its inputs."""
 
     model: Argument[ModelName]  # Folder or hub id of a classifier.
-    # Tokens at which longer texts are truncated; default: as in the fine-tuning.
-    max_length: Texts[int | None] = None
+    max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: as in the fine-tuning.
     threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts per forward pass.
-    # Data type of matrix products (mixed precision); `auto`: as saved, or of a model in float32 bfloat16 where the
-    # processor has instructions for it.
+    # Data type of matrix products; `auto`: as saved, or instead of float32 bfloat16 where the processor has it.
     dtype: Machine[Precision] = "auto"
 
 
@@ -263,8 +255,7 @@ class ClassifierSettings(DeviceSettings):
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    # Files, folders, globs or pipes with texts: tables (.csv .tsv .jsonl .parquet), or .txt with one text per line.
-    file: Argument[list[File]]
+    file: Argument[list[File]]  # Files, folders, globs, pipes: .csv .tsv .jsonl .parquet, or .txt with a text per line.
     out: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
 
 
@@ -272,8 +263,7 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
-    # Files, folders or globs with labelled texts (.csv .tsv .jsonl .parquet).
-    validation_file: Argument[list[File] | None] = None
+    validation_file: Argument[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
@@ -282,15 +272,12 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 class EmbedSettings(ResumeSettings, WeightSettings):
     """Embed the texts of a file."""
 
-    # Folder or hub id of an encoder; without files of sentence-transformers, its embeddings are mean-pooled.
-    model: Argument[ModelName]
-    # Files, folders or globs with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
-    file: Argument[list[File]]
+    model: Argument[ModelName]  # Folder or hub id of an encoder; mean-pooled without files of sentence-transformers.
+    file: Argument[list[File]]  # Files, folders or globs: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
     out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
     document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
-    # Tokens at which longer texts are truncated; default: as in the model's files.
-    max_length: Texts[Count | None] = None
+    max_length: Texts[Count | None] = None  # Tokens at which texts are truncated; default: as in the model's files.
     # Write an embedding for each piece of this many tokens, pooled from one pass over the whole text (late chunking),
     # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
     chunk_tokens: Texts[Count | None] = None
@@ -298,6 +285,7 @@ class EmbedSettings(ResumeSettings, WeightSettings):
     batch_size: Machine[Count] = 8  # Texts per forward pass.
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pieces and self.chunk_tokens is not None:
             raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
         if not self.out.endswith(".npy"):
@@ -317,20 +305,16 @@ class FillMaskSettings(WeightSettings):
 class LinearizeCommandSettings(LinearizeSettings):
     """Make any encoder linear, and longer, without training."""
 
-    # Folder or hub id of an encoder that uses transformers' attention interface.
-    model: Argument[ModelName]
+    model: Argument[ModelName]  # Folder or hub id of an encoder that uses transformers' attention interface.
     out: Argument[Folder]  # New folder for the linear encoder and its tokenizer.
-    # Name, folder or hub id of an adapter to merge; it determines all settings of linear attention.
-    adapter: Adapter[Folder | None] = None
+    adapter: Adapter[Folder | None] = None  # Adapter to merge (name, folder, hub id), with all its settings.
 
 
 @command("convert", CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256")
 class ConvertSettings(ResizedSlotSettings):
     """Convert a checkpoint to a Linformer of this package."""
 
-    # Folder or hub id of a RoBERTa or BERT, or of a model of this package (a Linformer gets another
-    # max_position_embeddings), or a fairseq Linformer or RoBERTa file (.pt).
-    model: Argument[ModelName]
+    model: Argument[ModelName]  # Folder or hub id of a BERT, RoBERTa or model of this package, or a fairseq file (.pt).
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
     attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
@@ -362,9 +346,7 @@ class SpectrumSettings(WeightSettings):
     text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
     seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None  # n, tokens per sequence; default: 512, or the maximum.
     samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
-    # Share of the sum of singular values: k of a layer is the smallest with this share. `pretrain --config` reads
-    # them from `projected_dims.yaml`.
-    energy: Measurement[Energy] = 0.9
+    energy: Measurement[Energy] = 0.9  # k of a layer: the fewest singular values with this share of their sum.
     output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
 
 
@@ -392,8 +374,7 @@ class BenchSettings(CostSettings):
 
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
-    # Tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-    tokens: Measurement[Count | None] = None
+    tokens: Measurement[Count | None] = None  # Tokens per batch, or one sequence; default: 4,096 on a CPU, else 65,536.
     num_hidden_layers: Encoder[Count] = 2  # Number of layers.
 
 
