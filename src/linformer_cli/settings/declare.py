@@ -27,12 +27,12 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
 from typing import get_type_hints as hints_of
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.files import as_text
 
 T = TypeVar("T")
 # Settings of earlier versions, and what does the same today.
@@ -129,25 +129,26 @@ class Command(NamedTuple):
     settings: type
     topic: str  # in the list of commands
     module: str  # of `linformer_kit`, whose `main` runs it
-    example: str  # of its arguments
-    recipe: str  # the default one, if it has recipes
-    extra: str  # of the package, with the libraries that it needs
-    summary: str
+    example: str = ""  # of its arguments
+    recipe: str = ""  # the default one, if it has recipes
+    extra: str = "commands"  # of the package, with the libraries that it needs
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return str(self.settings.__doc__).rstrip(".")
 
 
 COMMANDS: dict[str, Command] = {}
 
 
 @dataclass_transform(kw_only_default=True)
-def command(
-    name: str, topic: str, module: str, example: str = "", recipe: str = "", extra: str = "commands"
-) -> Callable[[type[T]], type[T]]:
-    """Settings as those of a subcommand, which is added to `COMMANDS`; the arguments are the fields of `Command`."""
+def command(name: str, *fields: str, **named: str) -> Callable[[type[T]], type[T]]:
+    """Settings that are those of a subcommand; the other arguments are the fields of its `Command`, in `COMMANDS`."""
 
     def declared(kind: type[T]) -> type[T]:
-        checked = settings(kind)
-        COMMANDS[name] = Command(checked, topic, module, example, recipe, extra, str(kind.__doc__).rstrip("."))
-        return checked
+        COMMANDS[name] = Command(settings(kind), *fields, **named)
+        return COMMANDS[name].settings
 
     return declared
 
@@ -226,6 +227,15 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     if default in (None, []):
         return f"{text}.", unset
     return f"{text}.", "" if default is dataclasses.MISSING or default is False else as_text(default)
+
+
+def as_text(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
+        return " ".join(map(as_text, value)) or "none"
+    if isinstance(value, str | float):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
 _REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
