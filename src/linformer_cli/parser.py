@@ -10,7 +10,7 @@ import itertools
 import operator
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn
@@ -87,13 +87,7 @@ def parse_settings(
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        option = unknown[0].partition("=")[0]
-        advice = suggestion(option.removeprefix("--"), options, "--")
-        if option.removeprefix("--").replace("-", "_") in settings:
-            advice = " (a setting of --config files only)"
-        if not option.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
-            advice = f" (did you mean --output_dir {option}?)"
-        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
     values = kind(**_nested(functools.reduce(operator.or_, layers)))
     if parsed.print_config:
@@ -110,6 +104,16 @@ def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> It
         is_flag = setting and bool in setting.kinds and not equals and following.lower() not in _TRUTH_VALUES
         known = f"--{setting.name}{equals}{value}" if setting else word
         yield f"{known}=true" if is_flag else known
+
+
+def _advice(unknown: str, settings: Iterable[str], options: Iterable[str]) -> str:
+    """What may have been meant by an argument that the parser does not know."""
+    name = unknown.partition("=")[0].removeprefix("--")
+    if not unknown.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
+        return f" (did you mean --output_dir {unknown}?)"
+    if name.replace("-", "_") in settings:
+        return " (a setting of --config files only)"
+    return suggestion(name, options, "--")
 
 
 def _overview() -> argparse.ArgumentParser:
