@@ -23,7 +23,7 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _SCRIPT = re.compile(r"(?:`|^    )(python -m reproduce\.(?!common|NAME)[^`\n]+)", re.MULTILINE)
 _OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 # Of the parser, and of other programs that pages speak of.
-_OTHERS = {"help", "help_all", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
+_OTHERS = {"help", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
 
 ALL = {page: steps(page) for page in PAGES}
 
