@@ -26,7 +26,7 @@ import transformers
 from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.declare import Count, CountOrZero, File, Folder, Positive, Seed, Training, settings
+from linformer_cli.settings.declare import Count, CountOrZero, File, Positive, Seed, Training, settings
 from linformer_kit import load_encoder_checkpoint
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.writing import whole_folder
@@ -107,8 +107,6 @@ class Settings(ScriptSettings):
     learning_rate: Training[Positive] = 2e-3  # Highest learning rate.
     hidden_size: Training[Count] = 128  # Width of the encoders.
     vocab_size: Training[Count] = 8192  # Tokens in the vocabulary.
-    # Folder of the cache of tokenised text; default: that of `linformer pretrain`.
-    cache_dir: Training[Folder | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -150,7 +148,6 @@ def _values(settings: Settings, n: int, seed: int, updates: int) -> dict[str, An
             "max_position_embeddings": n,
             "validation_fraction": 0.004,
             "train_file": settings.train_file,
-            "cache_dir": settings.cache_dir,
             "learning_rate": settings.learning_rate,
             "seed": seed,
             "max_steps": updates,

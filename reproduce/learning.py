@@ -36,7 +36,7 @@ from torch.utils.data import default_collate
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
-from linformer_cli.settings.declare import Count, File, Folder, Seed, Training, settings
+from linformer_cli.settings.declare import Count, File, Seed, Training, settings
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.packing import load_masked_text
@@ -278,8 +278,6 @@ class Settings(ScriptSettings):
     # Files of text; default: the source of the Python standard library.
     train_file: Training[list[File] | None] = None
     hidden_size: Training[Count] = 128  # Width of the encoders.
-    # Folder of the cache of tokenised text; default: that of `linformer pretrain`.
-    cache_dir: Training[Folder | None] = None
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -315,7 +313,7 @@ def _best_rate(settings: Settings, results: Results, name: str, label: str) -> f
 def _values(settings: Settings, name: str, label: str, rate: float, seed: int) -> dict[str, Any]:
     """Settings of one training, as for `linformer pretrain`."""
     values = BASE | STUDIES[name].base | STUDIES[name].variants[label].changes | {"learning_rate": rate, "seed": seed}
-    given = {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
+    given = {"hidden_size": settings.hidden_size, "train_file": settings.train_file}
     return values | given
 
 

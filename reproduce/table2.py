@@ -35,7 +35,7 @@ from sklearn.linear_model import LogisticRegression
 
 from linformer_cli.errors import DivergedError
 from linformer_cli.settings import FinetuneSettings
-from linformer_cli.settings.declare import Amount, Count, Folder, ModelName, Positive, Seed, Training, settings
+from linformer_cli.settings.declare import Amount, Count, ModelName, Positive, Seed, Training, settings
 from linformer_kit.data.files import cache_folder
 from linformer_kit.data.labelled import Example, LabelledTexts, load_labelled
 from linformer_kit.data.read import load_hub
@@ -98,9 +98,6 @@ class Settings(ScriptSettings):
     models: Training[list[ModelName]]
     # Tasks to train on.
     tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
-    # Folder with train.jsonl and validation.jsonl in a folder for each task, which are made from the hub where they are
-    # missing; default: the cache of pretraining.
-    cache_dir: Training[Folder | None] = None
     seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0])  # Seeds of each model on each task.
     # Learning rates to try with the first seed.
     learning_rates: Training[list[Positive]] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
@@ -191,7 +188,7 @@ def _train(
 
 def _finetune_settings(settings: Settings, model: str, task: TaskName) -> FinetuneSettings:
     """What all trainings of a model on a task have in common."""
-    train, validation = files(task, cache_folder(settings.cache_dir) / "table2" / task)
+    train, validation = files(task, cache_folder() / "table2" / task)
     return FinetuneSettings(
         model=model,
         train_file=[str(train)],

@@ -197,6 +197,11 @@ def fail_last_line(capsys, *command: str, code: int = 2) -> str:
     return error
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

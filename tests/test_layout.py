@@ -15,7 +15,7 @@ from jaxtyping import TypeCheckError
 
 import linformer_cli
 import linformer_kit
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 from linformer_kit.operator import slots
 
 PACKAGE = Path(linformer_kit.__file__).parent
@@ -167,7 +167,7 @@ sys.modules |= dict.fromkeys(sys.argv[1:])  # as if they were not installed
 import torch
 import linformer_kit as lk
 from linformer_cli.cli import main
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 from transformers import AutoModel, BertConfig, BertModel
 
 x = torch.zeros(1, 7, 6)

@@ -51,13 +51,13 @@ def test_imports_and_figures_change_nothing(tmp_path):
 
 def trainings(folder: Path) -> dict:
     """Each kind of training, for two updates."""
-    corpus, texts, cache = folder / "corpus", folder / "texts.csv", str(folder / "cache")
+    corpus, texts = folder / "corpus", folder / "texts.csv"
     corpus.mkdir()
     write_corpus(corpus)
     texts.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(24)))
     usual = {"report_to": "none", "dtype": "float32", "max_steps": 2, "logging_steps": 1}
     usual |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
-    often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1, "cache_dir": cache}
+    often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
     sizes, encoder = ModelSettings(**PRETRAIN_SIZES), str(write_model(folder / "encoder", "number 0 1 2"))
     named = {"train_file": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
     teacher = str(write_teacher(folder / "teacher", "def function return a"))

@@ -143,7 +143,6 @@ def trained(command: str) -> Numbers:
     with tempfile.TemporaryDirectory() as name:
         folder, output = Path(name), Path(name) / "out"
         options: dict[str, Any] = _STEPS | {"per_device_train_batch_size": 3, "report_to": "none", "dtype": "float32"}
-        options |= {"cache_dir": folder / "cache"}
         (folder / "texts").mkdir()
         if command == "pretrain":
             arguments = [f"--train_file={write_corpus(folder / 'texts')}", f"--output_dir={output}"]
@@ -156,7 +155,7 @@ def trained(command: str) -> Numbers:
                 (folder / "texts.csv").write_text("text,label\n" + rows)
                 arguments = [f"--model={teacher}", f"--train_file={folder / 'texts.csv'}", f"--output_dir={output}"]
                 options |= {"seed": 3}
-                del options["save_steps"], options["cache_dir"]  # checkpoints are at evaluations
+                del options["save_steps"]  # checkpoints are at evaluations
             else:
                 (folder / "texts" / "words.txt").write_text("\n\n".join(words))
                 arguments = [str(teacher), f"--output_dir={output}", f"--train_file={folder / 'texts'}"]

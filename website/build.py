@@ -29,7 +29,8 @@ try:
 
     import linformer_kit
     from linformer_cli.parser import parse
-    from linformer_cli.table import COMMANDS
+    from linformer_cli.settings import TOPICS as COMMAND_TOPICS
+    from linformer_cli.settings.declare import COMMANDS
 except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing.name} is not installed: pip install -r requirements-docs.txt") from None
 
@@ -219,9 +220,9 @@ def write_python_reference() -> None:
 def write_command_reference() -> None:
     """One page of the help of all commands, by topic."""
     lines = ["# Command reference", "", "The output of `linformer COMMAND --help`."]
-    for topic, commands in itertools.groupby(COMMANDS.items(), key=lambda item: item[1].topic):
+    for topic in COMMAND_TOPICS:
         lines += ["", f"## {topic}"]
-        for name, command in commands:
+        for name, command in ((name, each) for name, each in COMMANDS.items() if each.topic == topic):
             lines += ["", f"### linformer {name}", "", f"{command.summary}.", "", "```text", help_of(name), "```"]
     (PAGES / "reference" / "commands.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

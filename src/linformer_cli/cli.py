@@ -17,7 +17,7 @@ from typing import NoReturn
 from linformer_cli.errors import InputError, Stopped, error_text, machine_failure, of_extra, out_of_memory
 from linformer_cli.outputs import check_output
 from linformer_cli.parser import parse
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, settings = parse(arguments)
         if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, one makes the output
             check_output(settings)
-        with of_extra("commands"):
+        with of_extra(COMMANDS[name].extra):
             run = importlib.import_module(f"linformer_kit.{COMMANDS[name].module}").main
         set_up_logging()
         run(settings)

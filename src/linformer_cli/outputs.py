@@ -16,8 +16,6 @@ RUN_MARK = "run.json"
 def check_output(settings: Any) -> None:
     """Raise an `InputError` for the output of a command where that exists and is not to be replaced or continued."""
     resumable = hasattr(settings, "resume")
-    if resumable:
-        check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
     goes_on = resumable and (settings.resume or settings.overwrite)
     out, folder = getattr(settings, "out", None), getattr(settings, "output_dir", None)
     if folder is not None and resumable:
@@ -28,12 +26,6 @@ def check_output(settings: Any) -> None:
         check_new_files([Path(out), Path(f"{out}.part")], goes_on=goes_on)
     elif out is not None:
         check_new_folder("out", out)
-
-
-def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
-    """Reject `resume` and `overwrite` together."""
-    if resume and overwrite:
-        raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
 def check_new_folder(name: str, folder: str) -> Path:

@@ -10,7 +10,7 @@ import itertools
 import operator
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn
@@ -19,10 +19,11 @@ import yaml
 
 from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
-from linformer_cli.settings.declare import TITLES, Setting, settings_of, suggestion
-from linformer_cli.settings.files import as_text, flat
-from linformer_cli.table import COMMANDS, RECIPES
+from linformer_cli.settings import TOPICS
+from linformer_cli.settings.declare import COMMANDS, TITLES, Setting, as_text, settings_of, suggestion
+from linformer_cli.settings.files import flat
 
+RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
 _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -63,7 +64,8 @@ def parse_settings(
         As `parse`.
     """
     settings = {setting.name: setting for setting in settings_of(kind)}
-    words = list(_normalised(arguments, settings))
+    options = {name: setting for name, setting in settings.items() if setting.group in TITLES}  # all but those of files
+    words = list(_normalised(arguments, options))
     first = _Parser()
     _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
@@ -71,31 +73,21 @@ def parse_settings(
     if recipe:
         layers.insert(0, flat(_read_yaml(_recipe_file(files.recipe))))
     named = {word.partition("=")[0] for word in words}
-    needed = [each for each in settings.values() if each.is_needed and not (recipe or each.group == TITLES[0])]
-    places = [each for each in settings.values() if each.group == TITLES[0] and f"--{each.name}" not in named]
-    places.sort(key=lambda each: not each.is_needed)
+    needed = [each for each in options.values() if each.is_needed and not (recipe or each.group == TITLES[0])]
+    places = [each for each in options.values() if each.group == TITLES[0] and f"--{each.name}" not in named]
     usage = [program, *map(_placeholder, places), *(f"--{each.name} {each.metavar}" for each in needed), "[options]"]
     parser = _Parser(" ".join(usage), description, epilog)
-    shown = TITLES if "--help_all" in words else TITLES[:-1]
-    options = [each for each in settings.values() if each not in places]
     for title in TITLES:  # shown only with settings
         group = parser.add_argument_group(title)
-        for setting in (each for each in options if each.group == title):
-            _add_option(group, setting, layers[0] if recipe else {}, is_shown=title in shown)
-        for setting in (each for each in places if each.group == title):
-            _add_by_place(group, setting)
+        for setting in (each for each in options.values() if each.group == title):
+            _add_argument(group, setting, layers[0] if recipe else {}, by_place=setting in places)
     general = _add_general(parser)
-    general.add_argument("--help_all", action="help", help="Show rare settings too, and exit.")
     _add_files(general, recipe)
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        option = unknown[0].partition("=")[0]
-        advice = suggestion(option.removeprefix("--"), settings, "--")
-        if not option.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
-            advice = f" (did you mean --output_dir {option}?)"
-        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
     values = kind(**_nested(functools.reduce(operator.or_, layers)))
     if parsed.print_config:
@@ -114,11 +106,22 @@ def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> It
         yield f"{known}=true" if is_flag else known
 
 
+def _advice(unknown: str, settings: Iterable[str], options: Iterable[str]) -> str:
+    """What may have been meant by an argument that the parser does not know."""
+    name = unknown.partition("=")[0].removeprefix("--")
+    if not unknown.startswith("-") and "output_dir" in settings:  # a run's folder has no place of its own
+        return f" (did you mean --output_dir {unknown}?)"
+    if name.replace("-", "_") in settings:
+        return " (a setting of --config files only)"
+    return suggestion(name, options, "--")
+
+
 def _overview() -> argparse.ArgumentParser:
     """A parser without a command, whose help lists the commands by topic."""
     lines = ["Linformer: encoders with linear-time attention."]
-    for topic, commands in itertools.groupby(COMMANDS.items(), key=lambda item: item[1].topic):
-        lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {command.summary}" for name, command in commands)]
+    for topic in TOPICS:
+        commands = {name: command for name, command in COMMANDS.items() if command.topic == topic}
+        lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {each.summary}" for name, each in commands.items())]
     end = "`linformer COMMAND --help` shows the settings of a command, with examples."
     parser = _Parser("linformer COMMAND [options]", "\n".join(lines), end)
     version = _add_general(parser).add_argument
@@ -150,23 +153,18 @@ def _placeholder(argument: Setting) -> str:
     return f"{name} ..." if argument.is_needed else f"[{name} ...]"
 
 
-def _add_by_place(group: Any, argument: Setting) -> None:
-    """Add an argument that is given by its place; one that is given by its name, as `--model`, is an option."""
-    named = {"metavar": argument.name.upper(), "help": argument.sentence, "default": argparse.SUPPRESS}
-    group.add_argument(argument.name, nargs="*" if list in argument.kinds else "?", **named)
-
-
-def _add_option(group: Any, setting: Setting, recipe: Mapping[str, Any], *, is_shown: bool) -> None:
-    """Add an option; only what is given on the command line comes out of the parser."""
-    metavar, text = setting.metavar, _help(setting, recipe)
+def _add_argument(group: Any, setting: Setting, recipe: Mapping[str, Any], *, by_place: bool) -> None:
+    """Add an argument given by its place, or an option; only what is given comes out of the parser."""
+    metavar, text, several = setting.metavar, _help(setting, recipe), list in setting.kinds
+    if by_place:
+        named = {"metavar": setting.name.upper(), "nargs": "*" if several else "?", "help": setting.sentence}
+        group.add_argument(setting.name, default=argparse.SUPPRESS, **named)
+        return
     if len(setting.name) + len(metavar) > _WIDEST:
         metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
-    options: dict[str, Any] = {"help": text.replace("%", "%%") if is_shown else argparse.SUPPRESS}
-    if bool in setting.kinds:
-        options |= {"nargs": "?", "const": "true"}
-    elif list in setting.kinds:
-        options |= {"nargs": "+"}
-    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, metavar=metavar, **options)
+    values = {"nargs": "?", "const": "true"} if bool in setting.kinds else {"nargs": "+"} if several else {}
+    named = {"metavar": metavar, "help": text.replace("%", "%%")} | values
+    group.add_argument(f"--{setting.name}", default=argparse.SUPPRESS, **named)
 
 
 def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:

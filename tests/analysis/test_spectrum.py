@@ -70,7 +70,7 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, capsys, caplog):
     main(
         [
             "pretrain", "--config", str(tmp_path / "out" / "projected_dims.yaml"), "--train_file", str(corpus),
-            "--output_dir", str(tmp_path / "trained"), "--cache_dir", str(tmp_path / "cache"), "--max_steps", "1",
+            "--output_dir", str(tmp_path / "trained"), "--max_steps", "1",
             "--model.hidden_size", "33", "--model.vocab_size", "277", "--report_to", "none",
         ]
     )  # fmt: skip

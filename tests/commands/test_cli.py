@@ -1,7 +1,8 @@
-"""The command line: arguments, precedence of settings, and one line with exit code 2 for bad input."""
+"""The command line: arguments, precedence of settings, recipes, and one line with exit code 2 for bad input."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import sys
@@ -9,9 +10,11 @@ import sys
 import pytest
 
 from linformer_cli.cli import main
-from linformer_cli.parser import parse
-from linformer_cli.table import RECIPES
+from linformer_cli.parser import RECIPES, parse
+from linformer_kit import LinformerConfig
 from tests.conftest import fail
+
+NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", 'a"b\\n', "é😀\x07", "a#b", "C:\\x", "null", ""]
 
 
 def test_recipe_then_config_then_command_line(tmp_path):
@@ -37,42 +40,46 @@ def test_recipe_then_config_then_command_line(tmp_path):
         (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["b.txt"]),
         (["--train_file="], "train_file", [""]),  # not none, for which other text would be taken
         (["--train_file", "null"], "train_file", None),
+        *((["--train_file", name], "train_file", [name]) for name in NAMES[:5]),
+        (["--train_file", *NAMES], "train_file", NAMES),
+        (["--train_file=[a, 'b, c']"], "train_file", ["a", "b, c"]),
+        (["--lengths", "8", "16"], "lengths", [8, 16]),
+        (["--lengths=[8, 16]"], "lengths", [8, 16]),
+        (["--lengths=8", "--lengths", "8", "16"], "lengths", [8, 16]),
     ],
 )  # fmt: skip
 def test_spellings(arguments, name, value):
-    assert getattr(parse(["pretrain", *arguments])[1], name) == value
+    """Names in a list stay as they are."""
+    assert getattr(parse(["bench" if name == "lengths" else "pretrain", *arguments])[1], name) == value
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["MODEL", "a.csv", "b.csv", "--out", "OUT"],
-        ["--out", "OUT", "MODEL", "a.csv", "b.csv"],
-        ["MODEL", "a.csv", "--out", "OUT", "b.csv"],
-        ["--model", "MODEL", "a.csv", "b.csv", "--out=OUT"],
-        ["a.csv", "b.csv", "--out", "OUT", "--model=MODEL"],
-        ["MODEL", "--file", "a.csv", "b.csv", "--out", "OUT", "--overwrite", "no"],
-    ],
-)
-def test_arguments_by_place_or_name_and_several_files(words):
-    settings = parse(["predict", *words])[1]
-    assert (settings.model, settings.file, settings.out) == ("MODEL", ["a.csv", "b.csv"], "OUT")
-    embed = parse(["embed", *(word.replace("OUT", "OUT.npy") for word in words)])[1]
-    assert (embed.model, embed.file, embed.out) == ("MODEL", ["a.csv", "b.csv"], "OUT.npy")
+_TWO = ["a.csv", "b.csv"]
 
 
 @pytest.mark.parametrize(
     ("words", "files"),
     [
+        (["MODEL", *_TWO, "--out", "OUT"], _TWO),
+        (["--out", "OUT", "MODEL", *_TWO], _TWO),
+        (["MODEL", "a.csv", "--out", "OUT", "b.csv"], _TWO),
+        (["--model", "MODEL", *_TWO, "--out=OUT"], _TWO),
+        ([*_TWO, "--out", "OUT", "--model=MODEL"], _TWO),
+        (["MODEL", "--file", *_TWO, "--out", "OUT", "--overwrite", "no"], _TWO),
         (["MODEL", "a.csv"], ["a.csv"]),
-        (["MODEL", "--batch_size", "3", "a.csv", "b.csv"], ["a.csv", "b.csv"]),
+        (["MODEL", "--batch_size", "3", *_TWO], _TWO),
         (["MODEL", "--validation_file", "a.csv"], ["a.csv"]),
         (["MODEL", "--dataset_name", "name"], None),
     ],
 )
-def test_evaluate_takes_files_as_predict_does(words, files):
-    settings = parse(["evaluate", *words])[1]
-    assert (settings.model, settings.validation_file) == ("MODEL", files)
+def test_arguments_by_place_or_name_and_several_files(words, files):
+    if not any(word.startswith("--out") for word in words):
+        settings = parse(["evaluate", *words])[1]
+        assert (settings.model, settings.validation_file) == ("MODEL", files)
+        return
+    settings = parse(["predict", *words])[1]
+    assert (settings.model, settings.file, settings.out) == ("MODEL", files, "OUT")
+    embed = parse(["embed", *(word.replace("OUT", "OUT.npy") for word in words)])[1]
+    assert (embed.model, embed.file, embed.out) == ("MODEL", files, "OUT.npy")
 
 
 @pytest.mark.parametrize(
@@ -80,17 +87,11 @@ def test_evaluate_takes_files_as_predict_does(words, files):
     [
         (["predict", "MODEL", "a.csv", "--out", "OLD"], "out: expected a new file, got OLD; continue with"),
         (["embed", "MODEL", "a.csv", "--out", "OLD.npy"], "out: expected a new file, got OLD.npy.part; continue"),
-        (
-            ["evaluate", "MODEL", "a.csv", "--output_dir", "FULL"],
-            "output_dir: expected a new or empty folder, got FULL",
-        ),
+        (["evaluate", "MODEL", "a.csv", "--output_dir", "FULL"], "output_dir: expected a new or empty folder, got FULL"),
         (["export", "MODEL", "FULL"], "out: expected a new or empty folder, got FULL, which exists"),
-        (
-            ["distill", "MODEL", "--output_dir", "FULL"],
-            "output_dir: expected a folder without a run, but FULL holds one; ",
-        ),
+        (["distill", "MODEL", "--output_dir", "FULL"], "output_dir: expected a folder without a run, but FULL holds one; "),
     ],
-)
+)  # fmt: skip
 def test_an_output_that_exists_is_an_error_before_a_library_is_imported(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib, "import_module", None)
@@ -101,11 +102,6 @@ def test_an_output_that_exists_is_an_error_before_a_library_is_imported(words, m
     if words[0] in ("predict", "embed", "distill"):
         with pytest.raises(TypeError):  # of the import
             main([*words, "--resume"])
-
-
-def test_lists_of_numbers():
-    for words in (["--lengths", "8", "16"], ["--lengths=[8, 16]"], ["--lengths=8", "--lengths", "8", "16"]):
-        assert parse(["bench", *words])[1].lengths == [8, 16]
 
 
 def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
@@ -119,16 +115,6 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
     assert parse(["convert", "~/a", "~/b"])[1].out == "/home/someone/b"
     assert parse(["linearize", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
     assert parse(["fill-mask", "~/a", "~/text"])[1].text == "~/text"
-
-
-NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", 'a"b\\n', "é😀\x07", "a#b", "C:\\x", "null", ""]
-
-
-def test_names_in_a_list_stay_as_they_are():
-    assert parse(["pretrain", "--train_file", *NAMES])[1].train_file == NAMES
-    for name in NAMES[:5]:
-        assert parse(["pretrain", f"--train_file={name}"])[1].train_file == [name]
-    assert parse(["pretrain", "--train_file=[a, 'b, c']"])[1].train_file == ["a", "b, c"]
 
 
 @pytest.mark.parametrize(
@@ -152,24 +138,21 @@ def test_names_in_a_list_stay_as_they_are():
         (["distill", "MODEL", "--adapter"], "unrecognized arguments: --adapter (now --adapter_rank 16)"),
         (["pretrain", "--bf16", "true"], "unrecognized arguments: --bf16 true (now --dtype)"),
         (["finetune", "MODEL", "--use-cpu"], "unrecognized arguments: --use-cpu (now --device cpu)"),
+        (["pretrain", "--cache-dir", "x"], "unrecognized arguments: --cache-dir x (now `XDG_CACHE_HOME` in the environment)"),
+        (["finetune", "m", "--split_seed", "3"], "unrecognized arguments: --split_seed 3 (now always 0; --validation_file names"),
+        (["pretrain", "--model.hidden-act=relu"], "unrecognized arguments: --model.hidden-act=relu (a setting of --config files only)"),
         (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
+        (["bench", "--teacher", "x"], "unrecognized arguments: --teacher x\n"),  # it never had one
+        (["adapters", "--adapter", "x"], "unrecognized arguments: --adapter x\n"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
+        (["bench", "--lengths", "[yes, 512]"], "lengths: expected a valid integer, got yes"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    lines = capsys.readouterr().err.splitlines()
-    assert exit_.value.code == 2
-    assert len(lines) == 1 and lines[0].startswith("linformer: error: ") and message in lines[0]
+    assert message in f"{fail(capsys, *arguments)}\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_earlier_names_are_explained_only_where_they_have_a_successor(capsys):
-    assert fail(capsys, "bench", "--teacher", "x").endswith("unrecognized arguments: --teacher x")
-    assert fail(capsys, "adapters", "--adapter", "x").endswith("unrecognized arguments: --adapter x")
 
 
 def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
@@ -199,26 +182,42 @@ def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
 def test_bad_files_of_settings(content, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text(content)
-    with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", "--config", "bad.yaml", "--max_steps=0"])  # rejected too, later: nothing trains
-    error = capsys.readouterr().err
-    assert exit_.value.code == 2 and error.count("\n") == 1
-    assert message in error
+    assert message in fail(capsys, "pretrain", "--config", "bad.yaml", "--max_steps=0")  # rejected too: nothing trains
 
 
 def test_a_file_of_settings_means_what_the_command_line_means(tmp_path):
     (tmp_path / "some.yaml").write_text(
-        "torch_compile: yes\ndtype: float16\nseed: 010\ntokenizer: no\nsplit_seed: null\nmodel: {projected_dim: [[3, 2], [1, 2]]}\n"
+        "torch_compile: yes\ndtype: float16\nseed: 010\ntokenizer: no\nsplit_seed: null\n"
+        "model: {projected_dim: [[3, 2], [1, 2]], hidden_act: relu, pad_token_id: null}\n"
     )
     settings = parse(["pretrain", "--config", str(tmp_path / "some.yaml")])[1]
     assert (settings.torch_compile, settings.dtype, settings.seed, settings.tokenizer) == (True, "float16", 10, "no")
     assert settings.split_seed is None and settings.model.projected_dim == [[3, 2], [1, 2]]
-    with pytest.raises(SystemExit):
-        main(["bench", "--lengths", "[yes, 512]"])
+    assert (settings.model.hidden_act, settings.model.pad_token_id) == ("relu", None)
 
 
 def test_print_config_names_every_setting(capsys):
-    with pytest.raises(SystemExit) as exit_:
+    with pytest.raises(SystemExit, match="0"):
         main(["pretrain", "--seed", "7", "--print_config"])
-    assert exit_.value.code == 0
-    assert "seed: 7\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "seed: 7\n" in printed and "  layer_norm_eps: 1.0e-05\n" in printed
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_complete(name):
+    """It parses, its architecture can be built, and its header has all fields."""
+    settings = parse(["pretrain", "--recipe", name])[1]
+    LinformerConfig(**dataclasses.asdict(settings.model))
+    header = RECIPES[name].read_text().split("\nmodel:")[0]
+    for word in (name, "Hardware:", "Time", "linformer_kit pretrain" if "paper" in name else "linformer pretrain"):
+        assert word in header
+
+
+@pytest.mark.parametrize(("name", "n", "k"), [("paper-base-512", 512, 128), ("paper-base-1024", 1024, 256)])
+def test_the_papers_recipes_are_the_papers(name, n, k):
+    settings = parse(["pretrain", "--recipe", name])[1]
+    model = settings.model
+    assert (model.max_position_embeddings, model.projected_dim, settings.max_steps) == (n, k, 250_000)
+    assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (12, 768, 12)
+    sequences = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * 64
+    assert sequences == 2048

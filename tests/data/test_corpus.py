@@ -18,11 +18,12 @@ from linformer_kit.data.corpus import load_corpus
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """Load a corpus of files in `tmp_path`; all caches are there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub_cache"))
 
     def load(*names, seed=0, **fields):
         files = [str(tmp_path / name) for name in names] or None
-        settings = CorpusSettings(train_file=files, **{"cache_dir": str(tmp_path / "cache"), **fields})
+        settings = CorpusSettings(train_file=files, **fields)
         return load_corpus(settings, seed=seed)
 
     return load
@@ -49,8 +50,9 @@ def numbered(count, word="document"):
 def test_a_cache_without_a_home_or_that_cannot_be_written(tmp_path, load, monkeypatch):
     write_lines(tmp_path / "a.txt", numbered(11))
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=rf"^cache_dir: expected a folder, got the file {tmp_path}/file$"):
-        load("a.txt", document="line", cache_dir=str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(InputError, match=rf"^XDG_CACHE_HOME: expected a folder, got the file {tmp_path}/file$"):
+        load("a.txt", document="line")
     for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,12 +60,14 @@ def test_a_cache_without_a_home_or_that_cannot_be_written(tmp_path, load, monkey
         raise KeyError(number)
 
     monkeypatch.setattr("pwd.getpwuid", no_entry)
-    with pytest.raises(InputError, match=r"^cache_dir: expected a folder, got ~/.cache/linformer_kit without a home"):
-        load("a.txt", document="line", cache_dir=None)
+    with pytest.raises(
+        InputError, match=r"^XDG_CACHE_HOME: expected a folder, got ~/.cache/linformer_kit without a home"
+    ):
+        load("a.txt", document="line")
     with pytest.raises(InputError, match=r"^train_file: no such file or folder: ~/a.txt$"):
         load_corpus(CorpusSettings(train_file=["~/a.txt"]), seed=0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
-    assert len(load("a.txt", document="line", cache_dir=None).train) == 10
+    assert len(load("a.txt", document="line").train) == 10
     assert (tmp_path / "there" / "linformer_kit" / "documents").is_dir()
 
 

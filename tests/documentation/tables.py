@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _INSTALLS = "installs; `.ci/run` and `.ci/package` do it"
 _MACHINES = "several machines"
-_RAY = "installs; test_examples runs it"
+_RAY = "installs; test_guides runs it"
 
 SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
 

@@ -13,7 +13,7 @@ import re
 
 import pytest
 
-from linformer_cli.table import RECIPES
+from linformer_cli.parser import RECIPES
 from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from tests.documentation.pages import PAGES, ROOT
 

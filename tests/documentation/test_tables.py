@@ -14,7 +14,7 @@ import pytest
 
 import reproduce
 from linformer_cli.parser import parse
-from linformer_cli.table import COMMANDS
+from linformer_cli.settings.declare import COMMANDS
 from reproduce import common
 from tests.documentation.pages import PAGES, steps
 from tests.documentation.tables import NOT_RUN, SCRIPT
@@ -23,7 +23,7 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _SCRIPT = re.compile(r"(?:`|^    )(python -m reproduce\.(?!common|NAME)[^`\n]+)", re.MULTILINE)
 _OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 # Of the parser, and of other programs that pages speak of.
-_OTHERS = {"help", "help_all", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
+_OTHERS = {"help", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
 
 ALL = {page: steps(page) for page in PAGES}
 

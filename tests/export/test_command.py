@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
-from linformer_kit.export import folder, onnx_file
+from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import Case, load, random_inputs
 from linformer_kit.files.manifest import damage
 from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_bert_tokenizer
@@ -84,7 +84,7 @@ def test_padding_and_truncation_of_the_source_do_not_reach_the_exported_tokenize
 @pytest.mark.e2e
 def test_a_tokenizer_file_with_other_tokens_than_pytorch_leaves_nothing(tmp_path, capsys, monkeypatch):
     linformer("LinformerForSequenceClassification", tmp_path / "model")
-    monkeypatch.setattr(folder, "save_tokenizer", lambda tokenizer, place: tokenizer.save_pretrained(place))
+    monkeypatch.setattr(onnx_file, "save_tokenizer", lambda tokenizer, place: tokenizer.save_pretrained(place))
     pad_always(tmp_path / "model", 11)
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
     assert (
@@ -121,7 +121,8 @@ def test_models_that_are_no_encoder_or_have_no_longest_input_are_rejected(tmp_pa
 
 
 def test_without_a_library_one_line_says_which(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "linformer_kit.export.onnx_file")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     error = fail(capsys, "export", "model", tmp_path / "out")
     assert 'expected the package onnxscript (pip install "linformer-kit[export]"), got none' in error
 

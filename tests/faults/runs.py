@@ -26,7 +26,7 @@ _OFTEN = {"eval_steps": 3, "save_steps": 1, "warmup_steps": 2, "seed": 3}  # a c
 
 def pretrain_command(corpus: Path, folder: Path, **options: Any) -> list[str]:
     """A pretraining with dropout, and lines of the log that no checkpoint fits."""
-    named = {"model.hidden_dropout_prob": 0.1, "cache_dir": corpus.parent / f"{corpus.name}-cache"}
+    named = {"model.hidden_dropout_prob": 0.1}
     named |= {f"model.{name}": size for name, size in PRETRAIN_SIZES.items()}
     return _command("pretrain", _OFTEN | named | {"train_file": corpus, "output_dir": folder} | options)
 
@@ -40,8 +40,8 @@ def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -
 def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -> list[str]:
     """A distillation that starts layer by layer."""
     named = {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
-    named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache", "train_file": corpus}
-    return _command("distill", _OFTEN | named | {"model": teacher, "output_dir": folder} | options)
+    named |= {"model": teacher, "train_file": corpus, "output_dir": folder}
+    return _command("distill", _OFTEN | named | options)
 
 
 def _command(name: str, options: dict[str, Any]) -> list[str]:

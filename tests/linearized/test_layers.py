@@ -87,7 +87,7 @@ def test_by_command(tmp_path, capsys):
     assert error.endswith("linformer, got linearized; `linformer linearize` takes others")
     options = ["--layers", "0", "2", "--sliding_window", "3", "--projected_dim", "5", "--max_steps", "2"]
     options += ["--eval_steps", "2", "--save_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "2"]
-    options += ["--train_file", str(corpus), "--cache_dir", str(tmp_path / "cache"), "--report_to", "none"]
+    options += ["--train_file", str(corpus), "--report_to", "none"]
     main(["distill", teacher, "--output_dir", str(tmp_path / "student"), *options])
     fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "student").config.linformer
     assert len(fields["layers"]) == 2 and fields["sliding_window"] == 3

@@ -317,7 +317,7 @@ def test_commands_train_an_encoder_with_windows(tmp_path, monkeypatch, calls):
     calls.reset_mock()
     (tmp_path / "corpus").mkdir()
     write_corpus(tmp_path / "corpus")
-    options += ["--eval_steps", "2", "--save_steps", "2", "--cache_dir", str(tmp_path / "cache")]
+    options += ["--eval_steps", "2", "--save_steps", "2"]
     corpus = ["--train_file", str(tmp_path / "corpus"), "--projected_dim", "5"]
     main(["distill", teacher, "--output_dir", str(tmp_path / "student"), *corpus, *options])
     assert calls.called

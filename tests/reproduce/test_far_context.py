@@ -63,7 +63,7 @@ def test_losses_of_a_tiny_encoder(tmp_path, capsys):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {TEXT}" * 12)
     small = {"vocab_size": 277, "max_position_embeddings": 64, "projected_dim": 4, "hidden_size": 16}
     small |= {"num_attention_heads": 2, "intermediate_size": 8, "max_steps": 2, "learning_rate": 1e-3, "seed": 3}
-    small |= {"train_file": [str(tmp_path / "texts")], "cache_dir": str(tmp_path / "cache"), "validation_fraction": 0.3}
+    small |= {"train_file": [str(tmp_path / "texts")], "validation_fraction": 0.3}
     folder = tmp_path / "dynamic,_k_4,_0.001,_seed_3"
     pretrain(pretrain_settings(BASE | small | {"output_dir": str(folder), "dtype": "float32"}))
     (whole,) = start(far_context, tmp_path / "whole", "--models", folder, "--piece", 64)["records"]
@@ -91,7 +91,7 @@ def test_short_documents_are_an_error(tmp_path, capsys):
         "train_file": [str(tmp_path / "texts")],
         "validation_fraction": 0.3,
     }
-    small |= {"cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "model")}
+    small |= {"output_dir": str(tmp_path / "model")}
     settings = pretrain_settings(BASE | small)
     pretrain(settings)
     settings.model.max_position_embeddings = 256

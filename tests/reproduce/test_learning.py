@@ -44,7 +44,6 @@ def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(learning, "seconds_of_updates", seconds_of_updates)
     options = ("--studies", "small", "--train_file", corpus, "--hidden_size", 16, "--seeds", 0, 1)
-    options += ("--cache_dir", tmp_path / "cache")
     content = start(learning, tmp_path / "out", *options)
     timed, *records = content["records"]
     assert timed == {"timed": "small", "seconds": {label: [1.0, 15.0, 40.0] for label in variants}}
@@ -76,7 +75,7 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(figure3.PANELS, "(a) n 512", [("Transformer", 32), ("k 32", 32)])
     options = ("--lines", "Transformer", "k 32", "--lengths", 32, "--seeds", 0, "--train_file", corpus)
     options += ("--max_steps", 12, "--warmup_steps", 1, "--start_steps", 12, "--hidden_size", 16)
-    options += ("--vocab_size", 277, "--cache_dir", tmp_path / "cache")
+    options += ("--vocab_size", 277)
     content = start(figure3, tmp_path / "out", *options)
     start_, full, linear = content["records"]
     assert (start_["line"], full["line"], linear["line"]) == ("start", "Transformer", "k 32")

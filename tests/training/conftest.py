@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import default_collate
 
-from linformer_cli.settings.commands import OneModelTrainingSettings
+from linformer_cli.settings import OneModelTrainingSettings
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.packing import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer

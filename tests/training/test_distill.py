@@ -52,7 +52,7 @@ def distill(teacher: Path, folder: Path, **options: object) -> None:
 
 
 def command(teacher: Path, folder: Path, **options: object) -> list[str]:
-    named = OPTIONS | {"cache_dir": folder.parent / "cache", "output_dir": folder} | options
+    named = OPTIONS | {"output_dir": folder} | options
     return ["distill", str(teacher), *(f"--{name}={value}" for name, value in named.items())]
 
 

@@ -131,7 +131,7 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     main(["linearize", str(tmp_path / "out"), made["place"], "--projected_dim=4"])
     main(["convert", str(tmp_path / "out"), made["ours"], "--projected_dim=4"])
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
-    steps += [f"--cache_dir={tmp_path / 'cache'}", "--projected_dim=4", "--per_device_train_batch_size=2"]
+    steps += ["--projected_dim=4", "--per_device_train_batch_size=2"]
     main(["distill", str(tmp_path / "out"), "--output_dir", made["student"], *map(str, pairs), *steps])
     checkpoint = next((tmp_path / "out").glob("checkpoint-*"))
     (tmp_path / "one.csv").write_text("text\ngood\n")

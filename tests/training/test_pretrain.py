@@ -32,9 +32,7 @@ def corpus(tmp_path_factory) -> Path:
 
 def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
     options = {**STEPS, "seed": 3, "per_device_train_batch_size": 3, "report_to": "none", "output_dir": output}
-    options |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | {
-        f"model.{k}": v for k, v in PRETRAIN_SIZES.items()
-    }
+    options |= {f"model.{k}": v for k, v in PRETRAIN_SIZES.items()}
     return ["pretrain", "--train_file", str(corpus), *(f"--{name}={value}" for name, value in options.items()), *more]
 
 

@@ -9,7 +9,7 @@
         split_seed: Texts[Seed | None] = None
 
 The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
-Rare settings, in the group `Rare`, are listed by `--help_all` only.
+Settings of the group `OfFiles` are no options of the command line: files of settings take them.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
 
@@ -22,17 +22,17 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
 from typing import get_type_hints as hints_of
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.files import as_text
 
 T = TypeVar("T")
 # Settings of earlier versions, and what does the same today.
@@ -47,6 +47,12 @@ EARLIER = {
     "per_device_eval_batch_size": "--per_device_train_batch_size, also in evaluation",
     "choose": "always, by --energy",
     "adapter": "--adapter_rank 16",
+    "cache_dir": "`XDG_CACHE_HOME` in the environment",
+    "split_seed": "always 0; --validation_file names other texts",
+    "max_eval_samples": "all texts of --validation_file",
+    "mlm_probability": "`0.15`, always",
+    "projection_learning_rate_factor": "`1`, always",
+    "help_all": "`--help`, and --print_config",
 }
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
@@ -66,8 +72,8 @@ Training = Annotated[T, Group("Training")]
 Evaluation = Annotated[T, Group("Evaluation and checkpoints")]
 Machine = Annotated[T, Group("Machine and precision")]
 Output = Annotated[T, Group("Output")]
-Rare = Annotated[T, Group("Rare settings")]  # `--help` does not list them
-_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output, Rare)
+OfFiles = Annotated[T, Group("")]  # of a --config file, not of the command line
+_GROUPS = (Argument, Model, Linear, Adapter, Texts, Measurement, Encoder, Training, Evaluation, Machine, Output)
 TITLES = [get_args(each)[1] for each in _GROUPS]  # in the order of help
 
 LONGEST = 2**24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
@@ -115,6 +121,36 @@ def settings(kind: type[T], *, strict: bool = False) -> type[T]:
 
     checked.__init__ = __init__
     return checked
+
+
+class Command(NamedTuple):
+    """A subcommand; the docstring of its settings is its line of help."""
+
+    settings: type
+    topic: str  # in the list of commands
+    module: str  # of `linformer_kit`, whose `main` runs it
+    example: str = ""  # of its arguments
+    recipe: str = ""  # the default one, if it has recipes
+    extra: str = "commands"  # of the package, with the libraries that it needs
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return str(self.settings.__doc__).rstrip(".")
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+@dataclass_transform(kw_only_default=True)
+def command(name: str, *fields: str, **named: str) -> Callable[[type[T]], type[T]]:
+    """Settings that are those of a subcommand; the other arguments are the fields of its `Command`, in `COMMANDS`."""
+
+    def declared(kind: type[T]) -> type[T]:
+        COMMANDS[name] = Command(settings(kind), *fields, **named)
+        return COMMANDS[name].settings
+
+    return declared
 
 
 def _not_a_truth_value(value: Any) -> Any:
@@ -197,6 +233,15 @@ def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, st
     if default in (None, []):
         return f"{text}.", unset
     return f"{text}.", "" if default is dataclasses.MISSING or default is False else as_text(default)
+
+
+def as_text(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
+        return " ".join(map(as_text, value)) or "none"
+    if isinstance(value, str | float):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
 _REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be

@@ -1,4 +1,4 @@
-"""How settings are written: on the command line, and in results without paths of this machine."""
+"""How results record settings: without paths of this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
+from linformer_cli.settings.declare import settings_of
 
-# Settings that name files and models, and settings of this machine only.
-_FILES = ("train_file", "validation_file", "text_file")
-_MODELS = ("model", "models", "from_model", "tokenizer", "teacher")
-_OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
+_OF_THIS_MACHINE = ("output_dir", "out", "overwrite")
 
 
 def is_local_path(name: str) -> bool:
@@ -33,19 +30,18 @@ def names_only(files: Any) -> Any:
 
 
 def without_local_paths(settings: Any) -> dict[str, Any]:
-    """A dataclass of settings for results, without paths of this machine: files and models by name, no folders."""
-    values = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
-    return {name: _recorded(name, value) for name, value in values.items() if name not in _OF_THIS_MACHINE}
+    """Settings for results, without paths of this machine: files, folders and models by name, and no outputs."""
+    kinds = {each.name: each.metavar for each in settings_of(type(settings))}
+    values = dataclasses.asdict(settings).items()
+    return {name: _recorded(value, kinds.get(name)) for name, value in values if name not in _OF_THIS_MACHINE}
 
 
-def _recorded(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return without_local_paths(value)
-    if name in _FILES:
-        return names_only(value)
-    if name not in _MODELS or value is None:
+def _recorded(value: Any, kind: str | None) -> Any:
+    if isinstance(value, list):
+        return [_recorded(each, kind) for each in value]
+    if value is None or kind not in ("FILE", "FOLDER", "MODEL"):
         return value
-    return [model_label(each) for each in value] if isinstance(value, list) else model_label(value)
+    return Path(value).name if kind == "FILE" else model_label(value)
 
 
 def flat(settings: dict[str, Any], start: str = "") -> dict[str, Any]:
@@ -54,12 +50,3 @@ def flat(settings: dict[str, Any], start: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         by_name |= flat(value, f"{start}{name}.") if isinstance(value, dict) else {f"{start}{name}": value}
     return by_name
-
-
-def as_text(value: Any) -> str:
-    """A value as one writes it on the command line."""
-    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
-        return " ".join(map(as_text, value)) or "none"
-    if isinstance(value, str | float):
-        return str(value)
-    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]

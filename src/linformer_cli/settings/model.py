@@ -9,8 +9,8 @@ from linformer_cli.settings.declare import (
     Encoder,
     Length,
     Linear,
+    OfFiles,
     Positive,
-    Rare,
     Tokens,
     settings,
 )
@@ -89,19 +89,19 @@ class ModelSettings(SlotSettings):
     attention: Linear[Attention | list[Attention]] = "linformer"
     # Whether the biases of keys and values are added before E and F, or after them as in fairseq, whose E and F are
     # linear and the same for all heads.
-    bias_order: Rare[BiasOrder] = "before_projection"
+    bias_order: OfFiles[BiasOrder] = "before_projection"
     hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
     num_hidden_layers: Encoder[Count] = 12  # Number of layers.
     num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
     intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
-    hidden_act: Rare[str] = "gelu"  # Activation of the feed-forward layer.
+    hidden_act: OfFiles[str] = "gelu"  # Activation of the feed-forward layer.
     hidden_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout after embeddings, attention and feed-forward.
-    attention_probs_dropout_prob: Encoder[BelowOne] = 0.1  # Dropout on the attention probabilities.
+    attention_probs_dropout_prob: OfFiles[BelowOne] = 0.1  # Dropout on the attention probabilities.
     # Dropout in classification heads; default: hidden_dropout_prob.
-    classifier_dropout: Rare[BelowOne | None] = None
-    type_vocab_size: Rare[CountOrZero] = 0  # Number of token types; 0: no token types.
-    position_offset: Rare[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
-    initializer_range: Rare[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
+    classifier_dropout: OfFiles[BelowOne | None] = None
+    type_vocab_size: OfFiles[CountOrZero] = 0  # Number of token types; 0: no token types.
+    position_offset: OfFiles[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
+    initializer_range: OfFiles[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
     # Initialisation of the linear layers except the output layer of the masked-language-model head: `normal` with
     # standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow
     # models need (reproduce/LOG.md).
@@ -112,9 +112,9 @@ class ModelSettings(SlotSettings):
     # Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after each residual
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
-    final_norm: Rare[bool] = True  # Whether a pre-norm model ends with a LayerNorm.
-    layer_norm_eps: Rare[Positive] = 1e-5  # Epsilon of the layer norms.
-    pad_token_id: Rare[CountOrZero | None] = 1  # Id of the padding token.
-    bos_token_id: Rare[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
-    eos_token_id: Rare[CountOrZero | None] = 2  # Id of the token at the end of a document.
-    tie_word_embeddings: Rare[bool] = True  # Tie the masked-language-model head to the word embeddings.
+    final_norm: OfFiles[bool] = True  # Whether a pre-norm model ends with a LayerNorm.
+    layer_norm_eps: OfFiles[Positive] = 1e-5  # Epsilon of the layer norms.
+    pad_token_id: OfFiles[CountOrZero | None] = 1  # Id of the padding token.
+    bos_token_id: OfFiles[CountOrZero | None] = 0  # Id of the token at the start of a sequence.
+    eos_token_id: OfFiles[CountOrZero | None] = 2  # Id of the token at the end of a document.
+    tie_word_embeddings: OfFiles[bool] = True  # Tie the masked-language-model head to the word embeddings.

@@ -6,6 +6,7 @@ The encoders, Linformers and Transformers of equal size, have random weights and
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,7 +38,6 @@ MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backw
 
 _FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
 _WARM_UP_TOKENS = 64
-_TOKENS, _TOKENS_OF_ACCELERATORS = {"cpu": 4096}, 65536  # in a batch
 
 
 def interleaved(
@@ -148,7 +147,7 @@ def _reset_resident_peak() -> int:
     return status_bytes("VmRSS") or 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
     """An encoder to build, without pooler and dropout.
 
@@ -178,18 +177,16 @@ def encoder_of(settings: CostSettings, kind: Kind, seq_len: int, projected_dim: 
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
     """Build the model with random weights, initialised on the device and in the data type."""
-    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-    fields: dict[str, Any] = {name: getattr(encoder, name) for name in names}
-    fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config: PreTrainedConfig
-    options: dict[str, Any] = {}
-    if encoder.kind in ("roberta", "eager"):
-        config = RobertaConfig(**fields, max_position_embeddings=encoder.seq_len + 2, type_vocab_size=1)
-        attention = "sdpa" if encoder.kind == "roberta" else "eager"
-        options = {"attn_implementation": attention, "add_pooling_layer": False}
+    fields, options = dataclasses.asdict(encoder), {}
+    kind, seq_len, projected_dim = (fields.pop(name) for name in ("kind", "seq_len", "projected_dim"))
+    fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind in ("roberta", "eager"):
+        config = RobertaConfig(**fields, max_position_embeddings=seq_len + 2, type_vocab_size=1)
+        options = {"attn_implementation": "sdpa" if kind == "roberta" else "eager", "add_pooling_layer": False}
     else:
-        fields |= {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
-        config = LinformerConfig(**fields, max_position_embeddings=encoder.seq_len, sharing="layerwise")
+        fields |= {"attention": "full"} if kind == "full" else {"projected_dim": projected_dim}
+        config = LinformerConfig(**fields, max_position_embeddings=seq_len, sharing="layerwise")
     torch.manual_seed(0)
     with device:
         model = AutoModel.from_config(config, dtype=dtype, **options)
@@ -227,7 +224,7 @@ def prepared(
 
 def batch_of(tokens: int | None, seq_len: int, device: torch.device) -> int:
     """Sequences in a timed batch of about as many tokens, at least one; None: 4,096 tokens on a CPU, else 65,536."""
-    return max(1, (tokens or _TOKENS.get(device.type, _TOKENS_OF_ACCELERATORS)) // seq_len)
+    return max(1, (tokens or (4096 if device.type == "cpu" else 65536)) // seq_len)
 
 
 def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:

@@ -133,7 +133,7 @@ def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset, s
     patterns = getattr(settings, field)
     files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)
     fingerprint = files.fingerprint()
-    path = cache_folder(settings.cache_dir) / "documents" / f"{fingerprint}.arrow"
+    path = cache_folder() / "documents" / f"{fingerprint}.arrow"
 
     def batches() -> Iterator[pyarrow.RecordBatch]:
         documents = read_documents(files.paths, document=files.document, column=files.column)

@@ -128,15 +128,15 @@ def content_hash(parts: Iterable[Any]) -> str:
     return content.hexdigest()
 
 
-def cache_folder(cache_dir: str | None) -> Path:
-    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder.
+def cache_folder() -> Path:
+    """The folder of the cache: linformer_kit in $XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
         InputError: without a home folder.
     """
-    folder = os.path.expanduser(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/linformer_kit")
+    folder = os.path.expanduser(f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/linformer_kit")
     if folder.startswith("~"):
-        raise InputError(f"cache_dir: expected a folder, got {folder} without a home folder")
+        raise InputError(f"XDG_CACHE_HOME: expected a folder, got {folder} without a home folder")
     return Path(folder)
 
 
@@ -160,7 +160,7 @@ def cached_dataset(path: Path, schema: pyarrow.Schema, batches: Callable[[], Ite
             return Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
             pass  # Damaged: write it again. Do not remove it: another process may just have replaced it.
-    check_writable(path.parent, "cache_dir")
+    check_writable(path.parent, "XDG_CACHE_HOME")
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
         for batch in batches():

@@ -212,10 +212,10 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     validation = _read(settings, columns, "validation", optional=True)
     if not validation:
         texts, fraction = (example.joined for example in train), settings.validation_fraction
-        parts = split(texts, fraction=fraction, seed=settings.split_seed, name="train_file")
+        parts = split(texts, fraction=fraction, seed=0, name="train_file")
         train, validation = ([train[index] for index in part] for part in parts)
-    train = sample(train, settings.max_train_samples, seed=settings.split_seed)
-    validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
+    train = sample(train, settings.max_train_samples)
+    validation = sample(validation, settings.max_eval_samples)
     for example in validation:
         labels.target(example, column=columns.label)  # rejects classes of no training text
     learnt = {example.joined for example in train}
@@ -240,7 +240,7 @@ def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[E
         InputError: as for `load_labelled`.
     """
     columns = _columns(settings, "validation_file", defaults)
-    return sample(_read(settings, columns, "validation"), settings.max_eval_samples, seed=0), columns
+    return _read(settings, columns, "validation"), columns
 
 
 def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:
@@ -263,11 +263,11 @@ def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Colum
     return columns
 
 
-def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Example]:
-    """At most `count` examples, drawn at random, in their original order."""
+def sample(examples: list[Example], count: int | None) -> list[Example]:
+    """At most `count` examples, always the same, drawn at random, in their original order."""
     if count is None or count >= len(examples):
         return examples
-    drawn = np.random.default_rng(seed).permutation(len(examples))[:count]
+    drawn = np.random.default_rng(0).permutation(len(examples))[:count]
     return [examples[index] for index in np.sort(drawn)]
 
 

@@ -68,7 +68,7 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
         tokenizer = _trained_tokenizer(settings, corpus)
     masks = BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
 
-    cache = cache_folder(settings.cache_dir) / "blocks"
+    cache = cache_folder() / "blocks"
 
     def blocks_of(documents: Dataset, side: str) -> MaskedBlocks:
         key, description = f"{side} {corpus.fingerprint}", f"{side} text"
@@ -85,7 +85,7 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
 def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
     """A tokenizer trained on the corpus, from the cache if it is there."""
     vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
-    folder = cache_folder(settings.cache_dir) / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
+    folder = cache_folder() / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
     if folder.exists():
         try:
             return load_tokenizer(str(folder), max_length=max_length)
@@ -163,7 +163,7 @@ class BlockMasker:
         Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float = 0.15) -> None:
         if tokenizer.mask_token_id is None:
             raise InputError("tokenizer: expected one with a mask token, got none")
         self._seed, self._probability, self._mask_id = seed, probability, tokenizer.mask_token_id

@@ -48,9 +48,7 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     Raises:
         InputError: for text that is missing or cannot be read.
     """
-    mask = None
-    if masked:
-        mask = BlockMasker(encoder.tokenizer, seed=settings.seed, probability=settings.mlm_probability)
+    mask = BlockMasker(encoder.tokenizer, seed=settings.seed) if masked else None
     train: Texts
     validation: Texts
     if packing:

@@ -1,4 +1,7 @@
-"""Export to ONNX: one file that runs without PyTorch, and its int8 form. Imports the packages of the extra `export`."""
+"""`linformer export`: a model as an ONNX file, in float32 or int8, which runs without PyTorch and agrees with it.
+
+Imports the packages of the extra `export`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,21 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
+import onnxscript  # noqa: F401  torch.onnx imports it
 import torch
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import ExportSettings, without_local_paths
+from linformer_kit.environment import environment
 from linformer_kit.export.exportable import (
     CLASSIFIER,
     Arrays,
@@ -27,11 +34,18 @@ from linformer_kit.export.exportable import (
     Run,
     cases,
     check_agreement,
+    check_tokenizer,
     differences,
+    load,
     random_inputs,
 )
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.tokenizer import save_tokenizer
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.checkpoints.sentences import warn_of_left_out
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.report.base import write_json
 from linformer_kit.report.card import write_card
 
 FILE = "model.onnx"
@@ -71,26 +85,60 @@ print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"""
 _ANSWER = "print([output.shape for output in outputs])"
 
 
-def write_files(source: Exportable, folder: Path, *, int8: bool) -> dict[str, Any]:
-    """Write `model.onnx`, the configuration and the card; the float32 file is checked before it is quantised.
+def main(settings: ExportSettings) -> None:
+    """Export and print the results."""
+    results = export(settings)
+    agreement = results["agreement"]
+    print(f"{results['model']}, inputs {', '.join(results['inputs'])}, at most {results['max_length']:,} tokens")
+    print(
+        f"Largest difference from PyTorch over {len(agreement['shapes'])} shapes: "
+        f"{agreement['largest_difference']:.1e} (PyTorch's own from float64: {agreement['float32_error']:.1e}, "
+        f"allowed: {agreement['tolerance']:.1e})"
+    )
+    print("Size: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in results["bytes"].items()))
+    if "int8_difference" in results:
+        print(f"Largest difference of int8: {results['int8_difference']:.1e}")
+    print(f"Saved in {settings.out}")
+
+
+def export(settings: ExportSettings) -> dict[str, Any]:
+    """Write a model as `model.onnx`, its tokenizer, configuration and card; float32 is checked before it is quantised.
 
     Returns:
-        `bytes` of each form, `agreement` as from `check_agreement`, and of int8 the largest difference.
+        The description of the result, as in `export.json`: `bytes` of each form, `agreement` as from `check_agreement`,
+        and of int8 the largest difference from PyTorch.
 
     Raises:
-        InputError: if it does not agree with PyTorch.
+        InputError: for a model that cannot be exported, or a result that does not agree with PyTorch. Nothing is
+            written then.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        path = (Path(scratch) if int8 else folder) / FILE
+    source = load(settings.model)
+    warn_of_left_out(settings.model, {})
+    with whole_folder(Path(settings.out)) as folder, tempfile.TemporaryDirectory() as scratch:
+        save_tokenizer(source.tokenizer, folder)
+        check_tokenizer(source, folder)
+        path = (Path(scratch) if settings.int8 else folder) / FILE
         write_onnx(source, path)
-        results: dict[str, Any] = {"bytes": {"PyTorch": source.size, "ONNX Runtime": path.stat().st_size}}
-        results["agreement"] = check_agreement(source, runner(path))
-        if int8:
+        results: dict[str, Any] = {
+            "command": "export",
+            "model": type(source.model).__name__,
+            "inputs": list(source.input_names),
+            "outputs": list(source.head.outputs),
+            "max_length": source.limit,
+            "bytes": {"PyTorch": source.size, "ONNX Runtime": path.stat().st_size},
+            "agreement": check_agreement(source, runner(path)),
+        }
+        if settings.int8:
             quantise(path, folder / FILE)
             results["bytes"]["ONNX Runtime int8"] = (folder / FILE).stat().st_size
             results["int8_difference"] = max(differences(source, runner(folder / FILE), cases(source.limit)).values())
-    write_configuration(source.model, folder)
-    write_card(source.model, folder, source.limit, use=_use(source))
+        write_configuration(source.model, folder)
+        write_card(source.model, folder, source.limit, use=_use(source))
+        versions = {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
+        results["environment"] = environment(torch.device("cpu")) | versions
+        results["settings"] = without_local_paths(settings)
+        write_json(results, folder / "export.json")
+        write_manifest(folder)
     return results
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import RUN_MARK, check_how_to_start, check_no_run, check_writable
+from linformer_cli.outputs import RUN_MARK, check_no_run, check_writable
 from linformer_kit.files.manifest import damage, listed_files, remove_listed
 from linformer_kit.files.writing import MANIFEST, PART, remove_folder, remove_tree
 
@@ -56,7 +56,6 @@ def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], adv
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
     """Raise an `InputError` for an output folder that cannot be created, or in which a run or a model would be lost."""
-    check_how_to_start(resume=resume, overwrite=overwrite)
     if output_dir is None and resume:
         raise InputError("resume: expected an output_dir to resume in, got none")
     folder = Path(output_dir or _NEW_FOLDERS)

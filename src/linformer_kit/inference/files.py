@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from linformer_cli.errors import InputError, Stopped, errors_named, input_errors
-from linformer_cli.outputs import check_how_to_start, check_new_files
+from linformer_cli.outputs import check_new_files
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, TextColumns, is_table, read_inputs
@@ -49,7 +49,6 @@ class TextsAndOutput:
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
-        check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
         self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
         self.paths = find_files(settings.file, field="file")
         column = settings.text_column

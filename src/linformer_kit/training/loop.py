@@ -310,7 +310,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     """AdamW for a model, sharded or not: weight decay for all but biases and norms; E and F may have their own rate."""
     rate, decay = settings.learning_rate, settings.weight_decay
-    own_rate = rate * settings.projection_learning_rate_factor
+    own_rate = rate * getattr(settings, "projection_learning_rate_factor", 1.0)
     apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     undecayed = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}

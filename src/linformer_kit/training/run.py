@@ -51,7 +51,6 @@ _MAY_CHANGE = (
     "per_device_train_batch_size",
     "fully_shard",
     "ddp_timeout",
-    "cache_dir",
 )
 # Not saved, so that repeating a run from its settings does not overwrite it.
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
