@@ -31,7 +31,6 @@ from typing import Literal
 import numpy as np
 import pandas
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
@@ -42,7 +41,7 @@ from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interl
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
-from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
@@ -88,12 +87,13 @@ class Classifier(nn.Module):
     Args:
         encoder: The encoder.
         classes: Number of classes.
+        limit: Most tokens of a text; the last one, which is special, is always read.
         piece: Tokens of a sequence into which texts are divided; None: a text is one sequence.
     """
 
-    def __init__(self, encoder: nn.Module, classes: int, piece: int | None) -> None:
+    def __init__(self, encoder: nn.Module, classes: int, limit: int, piece: int | None = None) -> None:
         super().__init__()
-        self.encoder, self.piece = encoder, piece
+        self.encoder, self.limit, self.piece = encoder, limit, piece
         self.classifier = nn.Linear(encoder.config.hidden_size, classes)  # type: ignore[union-attr, arg-type]
 
     def forward(self, texts: list[list[int]]) -> Tensor:
@@ -112,6 +112,8 @@ class Classifier(nn.Module):
 
     def _pieces(self, tokens: list[int]) -> list[list[int]]:
         """Pieces of about equal length, each with the text's first and last token, which are special."""
+        if len(tokens) > self.limit:
+            tokens = tokens[: self.limit - 1] + tokens[-1:]
         if self.piece is None or len(tokens) <= self.piece:
             return [tokens]
         body = np.array(tokens[1:-1])
@@ -119,8 +121,8 @@ class Classifier(nn.Module):
         return [[tokens[0], *part.tolist(), tokens[-1]] for part in parts]
 
 
-def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classifier, int]:
-    """A classifier that reads texts in one way, without dropout, and the most tokens that it reads."""
+def build(settings: Settings, way: Way, classes: int, seed: int) -> Classifier:
+    """A classifier that reads texts in one way, without dropout."""
     encoder = AutoModel.from_pretrained(settings.model)
     longest = longest_input(encoder) or settings.n
     longer = max(longest, settings.n)
@@ -134,8 +136,8 @@ def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classi
         encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
     limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
     torch.manual_seed(seed)
-    classifier = Classifier(encoder, classes, longest if way == "pieces" else None)
-    return classifier.to(device_of(settings.device)).eval(), limit
+    classifier = Classifier(encoder, classes, limit, longest if way == "pieces" else None)
+    return classifier.to(device_of(settings.device)).eval()
 
 
 def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict[str, Texts], int]:
@@ -154,17 +156,14 @@ def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict
     }, len(classes)
 
 
-def batches(texts: Texts, size: int, limit: int, generator: np.random.Generator) -> Iterator[tuple[list, list[int]]]:
+def batches(texts: Texts, size: int, generator: np.random.Generator) -> Iterator[tuple[list, list[int]]]:
     """Texts in random order, with others of similar length in a batch, and their classes."""
     order = generator.permutation(len(texts.labels))
     pools = [order[start : start + size * POOL] for start in range(0, len(order), size * POOL)]
     by_length = [sorted(pool, key=lambda row: len(texts.tokens[row])) for pool in pools]
     rows = [pool[start : start + size] for pool in by_length for start in range(0, len(pool), size)]
     for number in generator.permutation(len(rows)):
-        yield (
-            [texts.tokens[row][: limit - 1] + texts.tokens[row][-1:] for row in rows[number]],
-            [texts.labels[row] for row in rows[number]],
-        )
+        yield [texts.tokens[row] for row in rows[number]], [texts.labels[row] for row in rows[number]]
 
 
 def mixed_precision(model: Classifier) -> torch.autocast:
@@ -190,14 +189,14 @@ def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
 
 def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, rate: float, seed: int) -> Record:
     """Train one classifier: its accuracy on validation and test texts."""
-    model, limit = build(settings, way, classes, seed)
+    model = build(settings, way, classes, seed)
     generator = np.random.default_rng(seed)
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARM_UP * updates), updates)
     losses = []
     for _ in range(settings.epochs):
-        for texts, labels in batches(data["train"], settings.batch_size, limit, generator):
+        for texts, labels in batches(data["train"], settings.batch_size, generator):
             losses.append(gradients(model, texts, labels))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -205,7 +204,7 @@ def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, ra
             optimizer.zero_grad(set_to_none=True)
     record = {"updates": len(losses), "loss": torch.stack(losses[-20:]).mean().item()}
     for part in PARTS[1:]:
-        pairs = batches(data[part], settings.batch_size, limit, np.random.default_rng(0))
+        pairs = batches(data[part], settings.batch_size, np.random.default_rng(0))
         right = [np.equal(predicted(model, texts), labels).sum() for texts, labels in pairs]
         record[f"{part}_accuracy"] = float(sum(right)) / len(data[part].labels)
     return record
@@ -213,15 +212,13 @@ def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, ra
 
 def case(settings: Settings, way: Way, data: dict[str, Texts], mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
-    model, limit = build(settings, way, max(data["train"].labels) + 1, seed=0)
+    model = build(settings, way, max(data["train"].labels) + 1, seed=0)
     if mode == "forward":
-        text = max(data["test"].tokens, key=len)
-        return functools.partial(predicted, model, [text[: limit - 1] + text[-1:]])
-    found = list(batches(data["train"], settings.batch_size, settings.n, np.random.default_rng(0)))
+        return functools.partial(predicted, model, [max(data["test"].tokens, key=len)])
+    found = list(batches(data["train"], settings.batch_size, np.random.default_rng(0)))
     texts, labels = sorted(found, key=lambda batch: sum(map(len, batch[0])))[len(found) // 2]
-    cut = [tokens[: limit - 1] + tokens[-1:] for tokens in texts]
-    gradients(model, [cut[0][:64]], labels[:1])  # initialises libraries and allocates gradients
-    return functools.partial(gradients, model, cut, labels)
+    gradients(model, [texts[0][:64]], labels[:1])  # initialises libraries and allocates gradients
+    return functools.partial(gradients, model, texts, labels)
 
 
 def peak_of(settings: Settings, way: Way, data: dict[str, Texts]) -> int:
@@ -267,20 +264,6 @@ def add_accuracy(
             validated[rate] = record["validation_accuracy"]
 
 
-def chosen(content: Record) -> Iterator[tuple[str, list[tuple[str, pandas.DataFrame, Record]]]]:
-    """For each data set, of each way: accuracies at the rate that the first seed's validation chose, and its cost."""
-    frame = pandas.DataFrame(record for record in content["records"] if record["measured"] == "accuracy")
-    costs = {(each["data"], each["way"]): each for each in content["records"] if each["measured"] == "cost"}
-    for data, part in () if frame.empty else frame.groupby("data", sort=False):
-        ways = []
-        for way, runs in part.groupby("way", sort=False):
-            first = runs[runs["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
-            runs = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
-            cost, updates = costs.get((data, way), NOT_MEASURED), int(runs["updates"].iloc[0])
-            ways.append((way, runs, {**cost, "training_s": updates * cost["train"]["median_s"]}))
-        yield str(data), ways
-
-
 def table(content: Record) -> str:
     """Accuracy, time and memory of each way, a table for each data set."""
     settings = content["settings"]
@@ -295,45 +278,30 @@ was best on validation texts. Training: the median time of an update with the ba
 One text: the longest test text. Memory: peak of an update beyond weights and gradients.
 Full layers: {full}, from 0."""
     ]
-    for data, ways in chosen(content):
-        row = ways[0][1].iloc[0]
-        rows = [
-            {
-                "way": NAMES.get(way, way),
-                "accuracy, %": mean_and_deviation([100 * x for x in runs["test_accuracy"]], 1),
-                "learning rate": f"{runs['rate'].iloc[0]:g}",
-                "training, s": f"{cost['training_s']:,.0f}",
-                "one text, ms": f"{1e3 * cost['forward']['median_s']:,.0f}",
-                "memory, MiB": f"{cost['peak_bytes'] / 2**20:,.0f}",
-            }
-            for way, runs, cost in ways
-        ]
-        counts = f"{row['train']:,} training, {row['validation']:,} validation and {row['test']:,} test texts"
-        described = f"{row['classes']} classes; {counts}; a training text has {row['tokens']:,} tokens (median)."
+    frame = pandas.DataFrame(record for record in content["records"] if record["measured"] == "accuracy")
+    costs = {(each["data"], each["way"]): each for each in content["records"] if each["measured"] == "cost"}
+    for data, part in () if frame.empty else frame.groupby("data", sort=False):
+        rows = []
+        for way, runs in part.groupby("way", sort=False):
+            first = runs[runs["seed"] == settings["seeds"][0]].sort_values("rate")
+            chosen = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
+            cost, updates = costs.get((data, way), NOT_MEASURED), chosen["updates"].iloc[0]
+            rows.append(
+                {
+                    "way": NAMES.get(way, way),
+                    "accuracy, %": mean_and_deviation([100 * x for x in chosen["test_accuracy"]], 1),
+                    "learning rate": f"{chosen['rate'].iloc[0]:g}",
+                    "training, s": f"{updates * cost['train']['median_s']:,.0f}",
+                    "one text, ms": f"{1e3 * cost['forward']['median_s']:,.0f}",
+                    "memory, MiB": f"{cost['peak_bytes'] / 2**20:,.0f}",
+                }
+            )
+        of = part.iloc[0]
+        counts = f"{of['train']:,} training, {of['validation']:,} validation and {of['test']:,} test texts"
+        described = f"{of['classes']} classes; {counts}; a training text has {of['tokens']:,} tokens (median)."
         parts.append(f"## {data}\n\n{described}\n\n{markdown(pandas.DataFrame(rows))}")
     return "\n\n".join(parts)
 
 
-def draw(content: Record) -> Figure | None:
-    """Mean accuracy of each way beside its seconds of training, with its deviation; a panel for each data set."""
-    groups = list(chosen(content))
-    if not groups:
-        return None
-    figure, panels = new_panels(len(groups), (5.0, 3.8))
-    for axes, (data, ways) in zip(panels, groups, strict=True):
-        for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
-            accuracy = 100 * runs["test_accuracy"]
-            axes.errorbar(
-                cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=NAMES.get(way, way)
-            )
-        axes.set_title(data)
-        axes.set_xlabel("training, s")
-        axes.set_ylabel("accuracy on test texts, %")
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    return figure
-
-
 if __name__ == "__main__":
-    run(Settings, measure, table, draw)
+    run(Settings, measure, table)

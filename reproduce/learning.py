@@ -14,8 +14,7 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
     length-2048      40 minutes for each at n 2,048, also length-4096 (5 hours each)
     slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
-Text: the source of the Python standard library. Results, on 2 cores: benchmarks/learning_epyc-2-cores_202611 (start,
-gap, equal time), benchmarks/learning-neighbours_zen4-2-cores_202611, benchmarks/learning-slots_xeon-2-cores_202611.
+Times are those of the source of the Python standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,12 +212,7 @@ STUDIES = {
     ),
     "equal-time": Study(
         "Equal time, n 512, each with a convolution of 5",
-        FIVE
-        | {
-            "max_position_embeddings": 512,
-            "projected_dim": 128,
-            "per_device_train_batch_size": 8,
-        },
+        FIVE | {"max_position_embeddings": 512, "projected_dim": 128, "per_device_train_batch_size": 8},
         {
             "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
             "dynamic, k 32": Variant(DYNAMIC_32, (4e-3, 6e-3, 8e-3)),
@@ -230,12 +224,7 @@ STUDIES = {
     ),
     "equal-time-2048": Study(
         "Equal time, n 2,048, each with a convolution of 5",
-        FIVE
-        | {
-            "max_position_embeddings": 2048,
-            "projected_dim": 128,
-            "per_device_train_batch_size": 2,
-        },
+        FIVE | {"max_position_embeddings": 2048, "projected_dim": 128, "per_device_train_batch_size": 2},
         {
             "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
             "dynamic, k 32": Variant(DYNAMIC_32, (2e-3, 4e-3)),
@@ -371,18 +360,15 @@ def seconds_of_updates(variants: dict[str, dict[str, Any]]) -> dict[str, list[fl
 
 def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], object]:
     """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
-    data, model = (
-        load_masked_text(settings),
-        LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))),
-    )
-    task = MaskedLanguageModel(
-        model.to(device), data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
-    )
+    data = load_masked_text(settings)
+    model = LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
+    sides = {"train": data.train, "validation": data.validation}
+    task = MaskedLanguageModel(model, data.tokenizer, **sides, collate=default_collate)
     optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)
+    sequences = range(settings.per_device_train_batch_size)
 
     def update() -> None:
-        batch = default_collate([data.train[index] for index in range(settings.per_device_train_batch_size)])
-        batch = to_device(batch, device)
+        batch = to_device(default_collate([data.train[index] for index in sequences]), device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss = task(batch, task.labels(batch))
         loss.backward()
@@ -395,17 +381,15 @@ def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], ob
 
 def table(content: Record) -> str:
     """Losses of the variants of each study, as Markdown."""
-    lines = [
+    parts = [
         "# What learns",
-        "",
         "Losses in nats over the masked tokens of the whole validation text; means over seeds with the sample's "
         "standard deviation, and differences from the first variant by equal seeds.",
     ]
     for name in content["settings"]["studies"]:
-        records = trainings(content, name)
-        if records:
-            lines += ["", f"## {STUDIES[name].title}", "", *_study_table(STUDIES[name], records)]
-    return "\n".join(lines) + "\n"
+        if records := trainings(content, name):
+            parts += [f"## {STUDIES[name].title}", *_study_table(STUDIES[name], records)]
+    return "\n\n".join(parts)
 
 
 def trainings(content: Record, study: str) -> list[Record]:
@@ -433,7 +417,7 @@ def chosen(study: Study, records: list[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _study_table(study: Study, records: list[Record]) -> list[str]:
+def _study_table(study: Study, records: list[Record]) -> Iterator[str]:
     baseline, rows, rates = next(iter(study.variants)), [], []
     by_variant = chosen(study, records)
     of_baseline = {record["seed"]: record["loss"] for record in by_variant.get(baseline, [])}
@@ -458,20 +442,15 @@ def _study_table(study: Study, records: list[Record]) -> list[str]:
         if len(of) > 1 or (study.trial is not None and of):
             rates.append({"variant": label} | {f"{record['learning_rate']:g}": _loss(record) for record in of})
     corpus = records[0]
-    minutes = f" {study.minutes:g} minutes of training each." if study.minutes is not None else ""
-    lines = [
-        f"n {corpus['seq_len']:,}; {corpus['train_sequences']:,} sequences to train, "
-        f"{corpus['validation_sequences']:,} to validate; unigram entropy {corpus['unigram_entropy']:.3f} nats."
-        + minutes,
-        "",
-        markdown(pandas.DataFrame(rows)),
-    ]
+    text = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
+    minutes = "" if study.minutes is None else f" {study.minutes:g} minutes of training each."
+    yield f"n {corpus['seq_len']:,}; {text}; unigram entropy {corpus['unigram_entropy']:.3f} nats.{minutes}"
+    yield markdown(pandas.DataFrame(rows))
     if rates:
-        frame = pandas.DataFrame(rates)
-        order = ["variant", *sorted(frame.columns.drop("variant"), key=float)]
-        time = f", {study.trial:g} minutes each" if study.trial is not None else ""
-        lines += ["", f"Learning rates tried with the first seed{time}:", "", markdown(frame[order])]
-    return lines
+        frame = pandas.DataFrame(rates).set_index("variant")
+        time = "" if study.trial is None else f", {study.trial:g} minutes each"
+        yield f"Learning rates tried with the first seed{time}:"
+        yield markdown(frame[sorted(frame, key=float)], index=True)
 
 
 def _loss(record: Record) -> str:
