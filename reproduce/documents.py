@@ -17,11 +17,6 @@ of a text. What is measured (`--tasks`):
     python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
 
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
-
-Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
-than truncated texts and full attention), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
-benchmarks/documents-minilm-float32_zen4-avx2-2-cores_202611, and benchmarks/documents-minilm-python_xeon-2-cores_202611
-(text unlike the adapters' training text), benchmarks/documents-minilm-passages_zen4-2-cores_202611.
 """
 
 from __future__ import annotations

@@ -6,16 +6,13 @@ Cosine of each model's embeddings to those of the first for the same texts, trun
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
 For 200 texts of up to 512 tokens each model takes a minute on two cores.
-
-Results: benchmarks/embeddings-minilm-parts_zen4-2-cores_202611 (what neighbours, the first token and each layer are
-worth without training: most) and benchmarks/embeddings-minilm-adapters_xeon-2-cores_202611 (the adapters that ship).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -66,10 +63,7 @@ def measure(settings: Settings, results: Results) -> None:
     options = {"least": longest, "keep": longest, "count": settings.samples}
     passages = [text.text for text in draw_texts(texts, first.tokenizer, **options, field="samples")]
 
-    @functools.cache
-    def reference(n: int) -> np.ndarray:
-        return _truncated(first, passages, n)
-
+    reference = functools.cache(functools.partial(_truncated, first, passages))
     for n, (name, embedder) in itertools.product(settings.cosine_lengths, embedders.items()):
         if embedder.width != first.width or embedder.longest < n:
             expected = f"embeddings of {first.width} numbers of texts of {n:,} tokens"
@@ -119,13 +113,11 @@ def table(content: Record) -> str:
     return "\n\n".join(parts)
 
 
-def groups(records: list[Record], measured: str, key: str) -> Iterable[tuple[Any, list[Record]]]:
+def groups(records: list[Record], measured: str, key: str) -> Iterator[tuple[Any, list[Record]]]:
     """The records of one kind by a field, in their order."""
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        if record["measured"] == measured:
-            groups.setdefault(record[key], []).append(record)
-    return groups.items()
+    chosen = [record for record in records if record["measured"] == measured]
+    for value in dict.fromkeys(record[key] for record in chosen):
+        yield value, [record for record in chosen if record[key] == value]
 
 
 def pivot(records: list[Record], title: str, column: Callable[[Record], str], cell: Callable[[Record], str]) -> str:

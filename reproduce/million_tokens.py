@@ -8,7 +8,6 @@ and little else.
 
 The model of the long pass has random weights and is made for that length; the pass runs once, without a warm-up, in the
 same fresh process after the short one.
-Result: benchmarks/long-bfloat16_epyc-2-cores_202611. Text: none, random tokens.
 """
 
 from __future__ import annotations

@@ -35,23 +35,14 @@ Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among the
 
 @dataclass(frozen=True)
 class System:
-    """One kind of encoder layer.
+    """One kind of encoder layer."""
 
-    Attributes:
-        label: Its name in tables.
-        complexity: Complexity in the length n, by Table 1 of the Linformer paper, or by the paper named in the note.
-        note: The implementation measured.
-        build: Builds a module from `[batch, n, hidden_size]` to the same.
-        projected: Whether it has a k.
-        package: Optional distribution that it comes from, if any.
-    """
-
-    label: str
-    complexity: str
-    note: str
-    build: Build
-    projected: bool = False
-    package: str | None = None
+    label: str  # its name in tables
+    complexity: str  # in the length n, by Table 1 of the Linformer paper, or by the paper named in the note
+    note: str  # the implementation measured
+    build: Build  # builds a module from `[batch, n, hidden_size]` to the same
+    projected: bool = False  # whether it has a k
+    package: str | None = None  # optional distribution that it comes from, if any
 
 
 SYSTEMS: dict[str, System] = {}  # in the order of the tables, that of this file
@@ -209,12 +200,12 @@ def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
 )
 def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
     config = transformers.ReformerConfig(
+        vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         num_attention_heads=sizes.num_attention_heads,
+        hidden_act="gelu",
         attention_head_size=sizes.hidden_size // sizes.num_attention_heads,
         feed_forward_size=sizes.intermediate_size,
-        hidden_act="gelu",
-        vocab_size=sizes.vocab_size,
         attn_layers=["lsh"],
         lsh_attn_chunk_length=LSH_CHUNK,
         num_hashes=LSH_HASHES,

@@ -10,7 +10,6 @@ accuracy: windows, blocks and hashes are those of each paper's own models.
     python -m reproduce.table1 --systems linformer window-64 longformer full --projected_dims 128
 
 Systems that are not installed (`pip install -e ".[peers]"`), fail or take over 10 s are listed with the reason.
-Results: benchmarks/systems-*, on processors with and without AVX-512. Text: none, random hidden states.
 """
 
 from __future__ import annotations
@@ -145,12 +144,8 @@ def reason_of(error: Exception, name: str) -> str:
 def fitted_exponent(lengths: list[int], seconds: list[float]) -> tuple[float, list[int]] | None:
     """p in time ∝ nᵖ for one sequence, and the lengths of the fit; None for fewer than two lengths.
 
-    Least squares of log time on log n over the longer half of the lengths, at least two: at short lengths the
-    feed-forward part dominates.
-
-    Args:
-        lengths: n in ascending order.
-        seconds: Time of one sequence of each.
+    Least squares of log time on log n over the longer half of the lengths, which ascend, at least two: at short lengths
+    the feed-forward part dominates.
     """
     upper = max(2, math.ceil(len(lengths) / 2))
     if len(lengths) < 2:

@@ -11,8 +11,6 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
 pass takes over 10 s.
-Results: benchmarks/forward-bfloat16_epyc-2-cores_202611, forward-and-training-float32_zen3-2-cores_202611,
-table3_h100_202611, small-batches_h100_202611 (`--batch_tokens 1`). Text: none, random tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import pandas
 import psutil
@@ -172,22 +170,15 @@ def operations(encoder: Encoder, mode: str) -> float:
     return 2 * (mapped + keys_and_values) * (3 if mode == "train" else 1)
 
 
-def key_of(encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> dict[str, Any]:
-    """The fields that name a record."""
-    named: dict[str, Any] = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
-    if compiled != "no":
-        named["compiled"] = compiled
-    return {"measured": measured, "mode": mode, **named}
-
-
-def is_measured(results: Results, encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> bool:
-    """Whether there is a record."""
-    return results.find(**{"compiled": None} | key_of(encoder, mode, measured, compiled)) is not None
+def key_of(encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> Record:
+    """The fields that name a record; `compiled` is None for an encoder as it is."""
+    named = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
+    return {"measured": measured, "mode": mode, **named, "compiled": None if compiled == "no" else compiled}
 
 
 def add_times(settings: Settings, every: list[Variant], mode: Mode, device: torch.device, results: Results) -> None:
     """Time the encoders of one length alternately; on an accelerator with the peak memory beside all weights."""
-    missing = [(encoder, how) for encoder, how in every if not is_measured(results, encoder, mode, "time", how)]
+    missing = [(encoder, how) for encoder, how in every if not results.find(**key_of(encoder, mode, "time", how))]
     dtype = dtype_of(settings.dtype, device)
     batch = batch_of(settings.batch_tokens, every[0][0].seq_len, device)
     torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
@@ -233,7 +224,7 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
     keeps its own, and with several layers, memory needed only once counts less.
     """
     key = key_of(encoder, mode, "memory")
-    if is_measured(results, encoder, mode, "memory"):
+    if results.find(**key) is not None:
         return
     dtype = dtype_of(settings.dtype, device)
     timed = results.find(**key_of(encoder, mode, "time")) or {}
