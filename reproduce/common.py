@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -205,10 +205,10 @@ def by_name(models: list[str]) -> dict[str, str]:
     return named
 
 
-def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
-    """A data frame as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
-    shown = frame.reset_index() if index else frame
-    shown = shown.astype(object).where(shown.notna(), "–").map(str)
+def markdown(rows: pandas.DataFrame | Iterable[Record], columns: Sequence[str] | None = None) -> str:
+    """Rows as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
+    frame = pandas.DataFrame(rows, columns=columns).astype(object)
+    shown = frame.where(frame.notna(), "–").map(str)
     return "\n".join(table_lines(list(map(str, shown.columns)), shown.values.tolist()))
 
 

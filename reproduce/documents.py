@@ -26,7 +26,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,13 +41,13 @@ from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_b
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TextColumns, read_documents, read_inputs
 from linformer_kit.environment import best_device
-from linformer_kit.inference.embed import embed_chunks, embed_pieces, tokenise
+from linformer_kit.inference.embed import tokenise
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import NAMES, Record, Results, ScriptSettings, by_name, new_panels, run
-from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
+from reproduce.embeddings import Method, Precision, add_cosines, forward, groups, load, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
     NOISE,
@@ -101,31 +101,6 @@ class Settings(ScriptSettings):
 # The methods
 
 
-@dataclass(frozen=True)
-class Method:
-    """Embeddings of length 1 of texts, truncated or by pieces.
-
-    Attributes:
-        embedder: The encoder.
-        limit: Maximum input length in tokens.
-        pieces: By pieces of this length, not truncated at it.
-    """
-
-    embedder: Embedder
-    limit: int
-    pieces: bool = False
-
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings, `[texts, embed]`."""
-        self.embedder.truncate(self.limit)
-        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
-
-    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
-        """Embeddings of passages by late chunking, `[passages, embed]`."""
-        self.embedder.truncate(self.limit)
-        return embed_chunks(self.embedder, texts, size)
-
-
 def build_method(name: str, settings: Settings) -> Method:
     """A method of the teacher, or a model.
 
@@ -167,11 +142,7 @@ class Search(NamedTuple):
 
 
 class Inputs:
-    """All texts of a measurement.
-
-    Args:
-        settings: The settings.
-        teacher: The encoder whose tokenizer measures lengths.
+    """All texts of a measurement; the teacher's tokenizer measures lengths.
 
     Attributes:
         lengths: Values of n by task.
@@ -283,18 +254,10 @@ def measure(settings: Settings, results: Results) -> None:
             elif task == "passages":
                 _add_passages(settings, results, inputs, methods, n)
             elif task == "agreement":
-                _add_agreement(settings, results, inputs, methods, n)
+                texts = inputs.prefixes(inputs.long[: settings.queries], n)
+                add_cosines(results, "agreement", n, texts, methods, reference="pieces")
             else:
                 _add_search(results, inputs.search(task, n), methods, task, n)
-
-
-def _add_agreement(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
-    texts = inputs.prefixes(inputs.long[: settings.queries], n)
-    reference = functools.cache(lambda: methods["pieces"](texts))
-    for name, method in methods.items():
-        if results.find(measured="agreement", name=name, n=n) is None:
-            cosine = (method(texts) * reference()).sum(axis=1)
-            results.add(measured="agreement", name=name, n=n, texts=len(texts), **mean_and_lowest(cosine))
 
 
 def _add_search(results: Results, search: Search, methods: dict[str, Method], task: str, n: int) -> None:
@@ -352,11 +315,7 @@ def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) ->
     """Rank of the document to find among all documents by the cosine of embeddings, int `[queries]`; 1: the nearest.
 
     Other documents with the same cosine count as nearer, so a method that makes documents equal finds none of them.
-
-    Args:
-        queries: Embeddings of length 1, `[queries, embed]`.
-        documents: Embeddings of length 1, `[documents, embed]`.
-        targets: For each query, the index of the document to find.
+    `queries` and `documents` are `[·, embed]`, of length 1; `targets` has the index of the document for each query.
     """
     cosine = queries @ documents.T
     own = cosine[np.arange(len(targets)), targets]

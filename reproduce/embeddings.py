@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError, renamed
@@ -25,6 +24,7 @@ from linformer_cli.settings.declare import Count, Counts, File, Measurement, Mod
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device, fast_dtype
+from linformer_kit.inference.embed import embed_chunks, embed_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 from reproduce.long_texts import draw_texts
@@ -63,14 +63,44 @@ def measure(settings: Settings, results: Results) -> None:
     options = {"least": longest, "keep": longest, "count": settings.samples}
     passages = [text.text for text in draw_texts(texts, first.tokenizer, **options, field="samples")]
 
-    reference = functools.cache(functools.partial(_truncated, first, passages))
     for n, (name, embedder) in itertools.product(settings.cosine_lengths, embedders.items()):
         if embedder.width != first.width or embedder.longest < n:
             expected = f"embeddings of {first.width} numbers of texts of {n:,} tokens"
             raise InputError(f"{name}: expected {expected}, got {embedder.width} and {embedder.longest:,}")
-        if results.find(measured="cosine", name=name, n=n) is None:
-            cosine = (_truncated(embedder, passages, n) * reference(n)).sum(axis=1)
-            results.add(measured="cosine", name=name, n=n, texts=len(passages), **mean_and_lowest(cosine))
+    for n in settings.cosine_lengths:
+        methods = {name: Method(embedder, n) for name, embedder in embedders.items()}
+        add_cosines(results, "cosine", n, passages, methods, reference=next(iter(methods)))
+
+
+@dataclass(frozen=True)
+class Method:
+    """Embeddings of length 1 of texts, truncated at a number of tokens or by pieces of so many."""
+
+    embedder: Embedder
+    limit: int
+    pieces: bool = False
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings, `[texts, embed]`."""
+        self.embedder.truncate(self.limit)
+        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
+
+    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
+        """Embeddings of passages by late chunking, `[passages, embed]`."""
+        self.embedder.truncate(self.limit)
+        return embed_chunks(self.embedder, texts, size)
+
+
+def add_cosines(
+    results: Results, measured: str, n: int, texts: list[str], methods: Mapping[str, Method], *, reference: str
+) -> None:
+    """Add the mean and the lowest cosine of each method's embeddings to those of one of them."""
+    expected = functools.cache(lambda: methods[reference](texts))
+    for name, method in methods.items():
+        if results.find(measured=measured, name=name, n=n) is None:
+            cosine = (method(texts) * expected()).sum(axis=1)
+            scores = {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
+            results.add(measured=measured, name=name, n=n, texts=len(texts), **scores)
 
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
@@ -87,16 +117,6 @@ def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
     autocast = fast_dtype("auto" if precision == "mixed" else "float32", best_device())
     return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
-
-
-def _truncated(embedder: Embedder, texts: Sequence[str], n: int) -> np.ndarray:
-    embedder.truncate(n)
-    return embedder.embed(texts)
-
-
-def mean_and_lowest(cosine: np.ndarray) -> Record:
-    """The fields of a record of cosines."""
-    return {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
 
 
 # Tables
@@ -125,7 +145,7 @@ def pivot(records: list[Record], title: str, column: Callable[[Record], str], ce
     rows: dict[str, dict[str, str]] = {}
     for record in records:
         rows.setdefault(record["name"], {title: record["name"]})[column(record)] = cell(record)
-    return markdown(pandas.DataFrame(rows.values()))
+    return markdown(rows.values())
 
 
 def shown_cosine(record: Record) -> str:

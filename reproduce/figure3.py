@@ -20,7 +20,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas
 import transformers
 from matplotlib.figure import Figure
 
@@ -172,7 +171,7 @@ def table(content: Record) -> str:
         corpus = next(record for record in content["records"] if record["n"] == n)
         described = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
         entropy = f"unigram entropy {corpus['unigram_entropy']:.3f} nats"
-        parts += [f"## n {n:,}", f"{described}; {entropy}.", markdown(pandas.DataFrame(rows))]
+        parts += [f"## n {n:,}", f"{described}; {entropy}.", markdown(rows)]
     gaps = [
         {"model": f"{name}, n {n:,}"} | gap
         for n in (512, 1024)
@@ -180,7 +179,7 @@ def table(content: Record) -> str:
         if name != "Transformer" and (gap := _gap(content, name, n))
     ]
     if gaps:
-        parts += ["## Behind the Transformer during training, nats", markdown(pandas.DataFrame(gaps))]
+        parts += ["## Behind the Transformer during training, nats", markdown(gaps)]
     return "\n\n".join(parts)
 
 

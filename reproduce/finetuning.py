@@ -81,14 +81,14 @@ class Texts:
     labels: list[int]
 
 
+Data = dict[str, Texts]  # by part
+
+
 class Classifier(nn.Module):
     """An encoder, and a linear layer on the mean of its last hidden states over the tokens of a text.
 
-    Args:
-        encoder: The encoder.
-        classes: Number of classes.
-        limit: Most tokens of a text; the last one, which is special, is always read.
-        piece: Tokens of a sequence into which texts are divided; None: a text is one sequence.
+    A text has at most `limit` tokens, with its last one, which is special. It is one sequence, or if `piece` is given,
+    divided into sequences of at most so many tokens.
     """
 
     def __init__(self, encoder: nn.Module, classes: int, limit: int, piece: int | None = None) -> None:
@@ -140,7 +140,7 @@ def build(settings: Settings, way: Way, classes: int, seed: int) -> Classifier:
     return classifier.to(device_of(settings.device)).eval()
 
 
-def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict[str, Texts], int]:
+def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[Data, int]:
     """The parts of a data set, and its number of classes."""
     frames = {}
     for part in PARTS:
@@ -187,7 +187,7 @@ def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
         return model(texts).argmax(-1).tolist()
 
 
-def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, rate: float, seed: int) -> Record:
+def train(settings: Settings, way: Way, data: Data, classes: int, rate: float, seed: int) -> Record:
     """Train one classifier: its accuracy on validation and test texts."""
     model = build(settings, way, classes, seed)
     generator = np.random.default_rng(seed)
@@ -210,7 +210,7 @@ def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, ra
     return record
 
 
-def case(settings: Settings, way: Way, data: dict[str, Texts], mode: Mode) -> Callable[[], object]:
+def case(settings: Settings, way: Way, data: Data, mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
     model = build(settings, way, max(data["train"].labels) + 1, seed=0)
     if mode == "forward":
@@ -221,7 +221,7 @@ def case(settings: Settings, way: Way, data: dict[str, Texts], mode: Mode) -> Ca
     return functools.partial(gradients, model, texts, labels)
 
 
-def peak_of(settings: Settings, way: Way, data: dict[str, Texts]) -> int:
+def peak_of(settings: Settings, way: Way, data: Data) -> int:
     """Peak bytes of an update beyond weights and gradients."""
     return peak_bytes(case(settings, way, data, "train"), device_of(settings.device))
 
@@ -246,9 +246,7 @@ def measure(settings: Settings, results: Results) -> None:
             results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
-def add_accuracy(
-    settings: Settings, results: Results, name: str, way: Way, data: dict[str, Texts], classes: int
-) -> None:
+def add_accuracy(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
     """Add a record for each learning rate with the first seed, and for the best of them with each other one."""
     described: Record = {"classes": classes, **{part: len(texts.labels) for part, texts in data.items()}}
     described["tokens"] = int(np.median([len(tokens) for tokens in data["train"].tokens]))
@@ -299,7 +297,7 @@ Full layers: {full}, from 0."""
         of = part.iloc[0]
         counts = f"{of['train']:,} training, {of['validation']:,} validation and {of['test']:,} test texts"
         described = f"{of['classes']} classes; {counts}; a training text has {of['tokens']:,} tokens (median)."
-        parts.append(f"## {data}\n\n{described}\n\n{markdown(pandas.DataFrame(rows))}")
+        parts.append(f"## {data}\n\n{described}\n\n{markdown(rows)}")
     return "\n\n".join(parts)
 
 

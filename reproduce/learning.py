@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -92,23 +91,16 @@ class Variant(NamedTuple):
 
 
 class Study(NamedTuple):
-    """Variants to compare with the first of them.
+    """Variants to compare with the first of them."""
 
-    Attributes:
-        title: Its heading.
-        base: Settings that differ from `BASE`.
-        variants: The variants by name.
-        minutes: Time of each training, instead of a number of updates: as many as fit into it at the median time of an
-            update, all variants alternately. Warm-up and evaluations keep their share.
-        trial: Minutes of the trainings that try rates; default: as long as the others.
-        drawn: The variants in the figure; default: the first, and those with the most seeds, then the least loss.
-    """
-
-    title: str
-    base: dict[str, Any]
-    variants: dict[str, Variant]
+    title: str  # its heading
+    base: dict[str, Any]  # settings that differ from `BASE`
+    variants: dict[str, Variant]  # by name
+    # Time of each training, instead of a number of updates: as many as fit into it at the median time of an update, all
+    # variants alternately. Warm-up and evaluations keep their share.
     minutes: float | None = None
-    trial: float | None = None
+    trial: float | None = None  # minutes of the trainings that try rates; default: as long as the others
+    # The variants in the figure; default: the first, and those with the most seeds, then the least loss.
     drawn: tuple[str, ...] = ()
 
 
@@ -445,12 +437,12 @@ def _study_table(study: Study, records: list[Record]) -> Iterator[str]:
     text = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
     minutes = "" if study.minutes is None else f" {study.minutes:g} minutes of training each."
     yield f"n {corpus['seq_len']:,}; {text}; unigram entropy {corpus['unigram_entropy']:.3f} nats.{minutes}"
-    yield markdown(pandas.DataFrame(rows))
+    yield markdown(rows)
     if rates:
-        frame = pandas.DataFrame(rates).set_index("variant")
+        tested = sorted(set().union(*rates) - {"variant"}, key=float)
         time = "" if study.trial is None else f", {study.trial:g} minutes each"
         yield f"Learning rates tried with the first seed{time}:"
-        yield markdown(frame[sorted(frame, key=float)], index=True)
+        yield markdown(rates, ["variant", *tested])
 
 
 def _loss(record: Record) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas
 import torch
 
 from linformer_cli.errors import InputError
@@ -101,7 +100,7 @@ Linformer encoder, {long["dtype"]}: {settings["layers"]} layers, width {settings
 k {settings["projected_dim"]:,}, one E = F in all layers, vocabulary {settings["vocab_size"]:,};
 random weights and tokens; a model for each length.
 
-{markdown(pandas.DataFrame(rows))}
+{markdown(rows)}
 
 - Time per token against that at {short["n"]:,}: {ratio:.3f} ×.
 - Weights: {long["weight_bytes"] / 2**30:.3f} GiB. Hidden states of one layer: {hidden / 2**30:.3f} GiB.

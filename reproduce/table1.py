@@ -194,11 +194,11 @@ feed-forward {settings["intermediate_size"]}, {frame["dtype"].iloc[0]}, about {s
 at least one sequence. Time of a forward pass per token in µs, median; p in time ∝ nᵖ for one sequence,
 fitted over the lengths given.
 
-{markdown(pandas.DataFrame(rows).reindex(columns=columns))}
+{markdown(rows, columns)}
 
 ## Systems
 
-{markdown(pandas.DataFrame(systems))}
+{markdown(systems)}
 {against_peers(frame)}{not_run(content)}"""
 
 

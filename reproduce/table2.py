@@ -133,11 +133,12 @@ def measure(settings: Settings, results: Results) -> None:
         few = settings.tuning_samples
         tuning = few if few is not None and few < len(texts.train) else None
         for name, model in models.items():
-            encoder = load_encoder(_finetune_settings(settings, model, task), texts.labels, seed=0).model
+            common = _finetune_settings(settings, model, task)
+            encoder = load_encoder(common, texts.labels, seed=0).model
             factors = settings.projection_learning_rate_factors
             factors = factors if projection_parameters(encoder) else factors[:1]
             several = list(itertools.product(settings.learning_rates, factors))
-            train = functools.partial(_train, results, name, task, _finetune_settings(settings, model, task))
+            train = functools.partial(_train, results, {"model": name, "task": task}, common)
             for rates in several if len(several) > 1 else ():
                 train(rates, settings.seeds[0], tuning)
             compared = _of(results.content["records"], name, task)
@@ -147,18 +148,12 @@ def measure(settings: Settings, results: Results) -> None:
 
 
 def _train(
-    results: Results,
-    name: str,
-    task: TaskName,
-    common: FinetuneSettings,
-    rates: Rates,
-    seed: int,
-    few: int | None = None,
+    results: Results, key: Record, common: FinetuneSettings, rates: Rates, seed: int, few: int | None = None
 ) -> None:
     """Fine-tune with one seed, on at most `few` texts, unless that is done; the accuracy is None if it diverged."""
     rate, factor = rates
-    key: Record = {"model": name, "task": task, "learning_rate": rate}
-    key |= {"projection_learning_rate_factor": factor, "seed": seed, "tuning": few is not None}
+    key = key | {"learning_rate": rate, "projection_learning_rate_factor": factor}
+    key |= {"seed": seed, "tuning": few is not None}
     if results.find(**key) is not None:
         return
     folder = results.folder / "-".join(map(str, key.values()))
@@ -229,9 +224,8 @@ def best_rates(records: list[Record], first: int) -> Rates:
 def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
     """Accuracy of a logistic regression that knows which words a text has, but not their order.
 
-    Args:
-        texts: Labelled texts; of a pair, the features say in how many of its texts each word is.
-        shared: Whether they tell the words that both texts of a pair have from those that one alone has.
+    Of a pair, the features say in how many of its texts each word is; `shared` tells the words that both have from those
+    that one alone has.
 
     Returns:
         The numbers of texts and, at the best of `STRENGTHS` on the validation texts, the accuracy.
@@ -295,15 +289,15 @@ def table(content: Record) -> str:
             f"## Differences to {first}",
             "In points, by seeds; then, with the first seed, the validation texts that one of the two alone classifies "
             "right, and the p of McNemar's exact test.",
-            markdown(pandas.DataFrame(differences)),
+            markdown(differences),
         ]
     parts += [
         "## Learning rates",
         f"The best for each model, × the multiple for E and F. {_tried(content)}",
-        markdown(pandas.DataFrame(rates)),
+        markdown(rates),
         "## The paper",
         "Models of base size, pretrained for 250,000 updates on 3.3 billion words; n and k in tokens.",
-        markdown(pandas.DataFrame(paper)),
+        markdown(paper),
     ]
     return "\n\n".join(parts)
 

@@ -268,20 +268,10 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
 def largest_batch(
     encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
 ) -> int:
-    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
+    """The largest batch that runs on a CUDA device within a budget in bytes, weights and gradients included.
 
-    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
-
-    Args:
-        encoder: The encoder.
-        mode: A forward pass, or a forward and a backward pass without an optimiser.
-        device: The device.
-        dtype: Data type of weights and activations.
-        budget: Bytes that torch may take.
-        first: First guess.
-
-    Returns:
-        The number of sequences, 0 if not even one fits.
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not; 0 if
+    not even one sequence fits. A training step has no optimiser.
     """
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)

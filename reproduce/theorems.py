@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
-import pandas
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -399,7 +398,7 @@ def table(content: Record) -> str:
             )
             ks = {method: needed(records, "relative", place) for method, records in twos.items()}
             relative.append(row | {method: "none" if k is None else f"{k:,}" for method, k in ks.items()})
-    tables = (markdown(pandas.DataFrame(rows)) for rows in (first, second, relative))
+    tables = (markdown(rows) for rows in (first, second, relative))
     about = f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. "
     if settings["model"] is not None:
         text = ", ".join(settings["text_file"] or ["the Python standard library"])
