@@ -98,9 +98,6 @@ class Settings(ScriptSettings):
     batch_size: Measurement[Count] = 8  # Texts or pieces in a forward pass.
 
 
-# The methods
-
-
 def build_method(name: str, settings: Settings) -> Method:
     """A method of the teacher, or a model.
 
@@ -127,9 +124,6 @@ def build_method(name: str, settings: Settings) -> Method:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
-
-
-# The texts
 
 
 class Search(NamedTuple):
@@ -205,27 +199,16 @@ class Inputs:
         least = self._longest - self._special
         drawn = draw_sentences(self.articles, within, least=least, count=self._settings.queries)
         labels = [f"{low:,}–{high:,}" for low, high in ranges]
-        return Search(
-            [text for text, _, _ in drawn],
-            self.prefixes(self.articles, n),
-            [article for _, article, _ in drawn],
-            [labels[position] for _, _, position in drawn],
-        )
+        sentences, articles, positions = map(list, zip(*drawn, strict=True))
+        return Search(sentences, self.prefixes(self.articles, n), articles, [labels[place] for place in positions])
 
     def _count(self, sentence: str) -> int:
         """Tokens of a sentence within a text."""
         return len(self._tokenizer(f" {sentence}", add_special_tokens=False, verbose=False)["input_ids"])
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the scores of each method on each task at each length, and its cost.
-
-    Raises:
-        InputError: for models, texts and settings that cannot be used, before any measurement.
-    """
+    """Add the scores of each method on each task at each length, and its cost; errors come before any measurement."""
     if settings.text_file is None and (needed := set(settings.tasks) - {"passkey", "cost"}):
         raise InputError(f"text_file: expected texts for {', '.join(sorted(needed))}, got none")
     models = by_name(settings.models) if settings.models else {}
@@ -335,9 +318,6 @@ def _peak(name: str, settings: Settings, text: str) -> int:
     return peak_bytes(lambda: method([text]), best_device())
 
 
-# Tables and figure
-
-
 def table(content: Record) -> str:
     """A table for each task."""
     settings = content["settings"]
@@ -386,12 +366,14 @@ def _means(records: list[Record]) -> list[Record]:
     """The mean recalls of each method over positions with equally many queries."""
     return [
         {"name": name, "position": "recall at 1 (at 10)"}
-        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in RECALLS}
+        | {
+            recall: float(np.mean([each[recall] for each in records if each["name"] == name]))
+            for recall in ("recall@1", "recall@10")
+        }
         for name in dict.fromkeys(record["name"] for record in records)
     ]
 
 
-RECALLS = ("recall@1", "recall@10")
 PANELS = {
     "agreement": ("cosine", "cosine to pieces"),
     "late_sentence": ("recall@1", "late sentence: recall at 1"),

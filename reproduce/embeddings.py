@@ -47,15 +47,8 @@ class Settings(ScriptSettings):
     batch_size: Measurement[Count] = 16  # Texts in a forward pass.
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the cosines of each model.
-
-    Raises:
-        InputError: for models and texts that cannot be used.
-    """
+    """Add the cosines of each model."""
     models = by_name(settings.models)
     embedders = {name: load(model, settings.precision, settings.batch_size) for name, model in models.items()}
     first, longest = next(iter(embedders.values())), max(settings.cosine_lengths)
@@ -117,9 +110,6 @@ def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     dtype = "bfloat16" if precision == "bfloat16" else "float32"
     autocast = fast_dtype("auto" if precision == "mixed" else "float32", best_device())
     return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
-
-
-# Tables
 
 
 def table(content: Record) -> str:

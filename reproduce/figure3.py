@@ -119,29 +119,19 @@ def measure(settings: Settings, results: Results) -> None:
 
 def _values(settings: Settings, n: int, seed: int, updates: int) -> dict[str, Any]:
     """Settings of one training, as for `linformer pretrain`."""
-    batch = max(1, _TOKENS // n)
     every = max(1, updates // 12)
-    return (
-        BASE
-        | SHIFTED
-        | TENTH
-        | {
-            "vocab_size": settings.vocab_size,
-            "hidden_size": settings.hidden_size,
-            "num_hidden_layers": 4,
-            "max_position_embeddings": n,
-            "validation_fraction": 0.004,
-            "train_file": settings.train_file,
-            "cache_dir": settings.cache_dir,
-            "learning_rate": settings.learning_rate,
-            "seed": seed,
-            "max_steps": updates,
-            "warmup_steps": settings.warmup_steps,
-            "eval_steps": every,
-            "save_steps": every,
-            "per_device_train_batch_size": batch,
-        }
-    )
+    names = ("vocab_size", "hidden_size", "train_file", "cache_dir", "learning_rate", "warmup_steps")
+    values = BASE | SHIFTED | TENTH | {name: getattr(settings, name) for name in names}
+    return values | {
+        "num_hidden_layers": 4,
+        "max_position_embeddings": n,
+        "validation_fraction": 0.004,
+        "seed": seed,
+        "max_steps": updates,
+        "eval_steps": every,
+        "save_steps": every,
+        "per_device_train_batch_size": max(1, _TOKENS // n),
+    }
 
 
 def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:

@@ -77,6 +77,8 @@ FIVE = {"local_convolution": 5}
 DYNAMIC = {"projection": "dynamic", "sharing": "none"}
 DYNAMIC_32 = DYNAMIC | {"projected_dim": 32}
 NEAR_17, NEAR_33 = {"sliding_window": 17}, {"sliding_window": 33}
+_TIMED = 15  # updates of each variant
+_MOST_LINES = 6  # in a panel of the figure
 
 
 class Variant(NamedTuple):
@@ -102,9 +104,6 @@ class Study(NamedTuple):
     trial: float | None = None  # minutes of the trainings that try rates; default: as long as the others
     # The variants in the figure; default: the first, and those with the most seeds, then the least loss.
     drawn: tuple[str, ...] = ()
-
-
-_TIMED = 15  # updates of each variant
 
 
 def start(sharing: str, initializer: str) -> Variant:
@@ -306,8 +305,7 @@ def _train(
     """One training; its record."""
     key: Record = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
     key |= {} if minutes is None else {"minutes": minutes}
-    there = results.find(**key)
-    if there is not None:
+    if (there := results.find(**key)) is not None:
         return there
     values, timed = _values(settings, name, label, rate, seed), results.find(timed=name)
     if minutes is not None and timed is not None:
@@ -354,8 +352,9 @@ def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], ob
     """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
     data = load_masked_text(settings)
     model = LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
-    sides = {"train": data.train, "validation": data.validation}
-    task = MaskedLanguageModel(model, data.tokenizer, **sides, collate=default_collate)
+    task = MaskedLanguageModel(
+        model, data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
+    )
     optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)
     sequences = range(settings.per_device_train_batch_size)
 
@@ -449,15 +448,11 @@ def _loss(record: Record) -> str:
     return "diverged" if record["loss"] is None else f"{record['loss']:.3f}"
 
 
-_MOST_LINES = 6
-
-
 def draw(content: Record) -> Figure:
     """Loss during training, a panel for each study: means and ranges of the seeds of at most six variants."""
     shown = {}
     for name in content["settings"]["studies"]:
-        of = chosen(STUDIES[name], trainings(content, name))
-        if of:
+        if of := chosen(STUDIES[name], trainings(content, name)):
             baseline = next(iter(STUDIES[name].variants))
             order = sorted(of, key=lambda label: (label != baseline, -len(of[label]), of[label][0]["loss"] or math.inf))
             drawn = STUDIES[name].drawn or order[:_MOST_LINES]

@@ -109,9 +109,11 @@ def measure(settings: Settings, results: Results) -> None:
         timings = interleaved(runs, device=device, repetitions=settings.repetitions, seconds=settings.seconds)
         del runs  # the models
         for way, taken in timings.items():
-            record = {**key, "way": way, "batch": case.batch, "dtype": dtype, **summary(taken)}
-            memory = {"peak_bytes": case.memory(way)} if settings.memory else {}
-            results.add(**record, **difference(way, outputs), **memory)
+            record = {"batch": case.batch, "dtype": dtype, **summary(taken), **difference(way, outputs)}
+            if settings.memory:
+                fresh = device.type == "cpu"
+                record["peak_bytes"] = in_fresh_process(Case.peak, case, way) if fresh else case.peak(way)
+            results.add(**key, way=way, **record)
 
 
 class Case(NamedTuple):
@@ -141,11 +143,11 @@ class Case(NamedTuple):
         ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
         return ids.view(-1, PIECE) if way == "pieces" else ids
 
-    def memory(self, way: Way) -> int:
-        """Peak bytes of one run beyond weights; on a CPU in a fresh process."""
-        if self.device.type == "cpu":
-            return in_fresh_process(peak_of, self, way)
-        return peak_of(self, way)
+    def peak(self, way: Way) -> int:
+        """Peak bytes of one run beyond weights, after one of 64 tokens that initialises libraries."""
+        model, ids = self.model(way), self.ids(way)
+        runner(model, ids[:1, :64], self.mode)()
+        return peak_bytes(runner(model, ids, self.mode), self.device)
 
 
 def difference(way: Way, outputs: dict[Way, Any]) -> Record:
@@ -154,13 +156,6 @@ def difference(way: Way, outputs: dict[Way, Any]) -> Record:
     if way not in EXACT or way not in outputs or expected is None:
         return {}
     return {"difference": float((outputs[way] - expected).abs().max()), "largest": float(expected.abs().max())}
-
-
-def peak_of(case: Case, way: Way) -> int:
-    """Peak bytes of one run, after one of 64 tokens that initialises libraries."""
-    model, ids = case.model(way), case.ids(way)
-    runner(model, ids[:1, :64], case.mode)()
-    return peak_bytes(runner(model, ids, case.mode), case.device)
 
 
 def table(content: Record) -> str:

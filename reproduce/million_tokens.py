@@ -19,18 +19,17 @@ import torch
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, Encoder, Length, Measurement, settings
 from linformer_kit.analysis.measure import (
-    build,
     dtype_of,
     encoder_of,
     in_fresh_process,
     interleaved,
     peak_bytes,
-    random_ids,
-    runner,
+    prepared,
     summary,
 )
 from linformer_kit.environment import device_of
 from reproduce.common import CostSettings, Record, Results, markdown, run
+from reproduce.table3_figure2 import weight_bytes
 
 SECONDS = 60.0  # for all runs over the short sequence
 
@@ -61,18 +60,16 @@ def measure(settings: Settings, results: Results) -> None:
 
 def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[dict[str, Any]]:
     """Time the short sequence, then time one pass over the long one with its peak memory; in a fresh process."""
+    kind = getattr(torch, dtype)
     depth = {"num_hidden_layers": settings.layers, "vocab_size": settings.vocab_size}
     lengths = (settings.reference_length, settings.n)
     short, long = (encoder_of(settings, "linformer", n, settings.projected_dim, **depth) for n in lengths)
-    ids = random_ids(short, 1, device)
-    run_short = runner(build(short, device, getattr(torch, dtype)), ids, "forward")
+    run_short, weights = prepared(short, 1, "forward", device, kind), weight_bytes(long, kind)
     runs = interleaved({"": run_short}, device=device, repetitions=settings.repetitions, seconds=SECONDS)[""]
     del run_short  # its memory
-    model = build(long, device, getattr(torch, dtype))
-    run_long = runner(model, random_ids(long, 1, device), "forward")
+    run_long = prepared(long, 1, "forward", device, kind)
     taken: list[float] = []
     peak = peak_bytes(lambda: taken.extend(interleaved({"": run_long}, device=device, repetitions=0)[""]), device)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return [
         {"n": short.seq_len, "dtype": dtype, **summary(runs)},
         {"n": long.seq_len, "dtype": dtype, **summary(taken), "peak_bytes": peak, "weight_bytes": weights},

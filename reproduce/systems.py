@@ -29,7 +29,6 @@ WINDOW = 512  # tokens; Longformer's window, and the largest of ours
 LANDMARKS, LANDMARK_CONVOLUTION = 64, 65
 LSH_CHUNK, LSH_HASHES = 64, 1
 
-CPU = torch.device("cpu")
 Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among them, and the device to a layer
 
 
@@ -100,7 +99,7 @@ def config_fields(sizes: Encoder) -> dict[str, Any]:
 
 def one_layer(kind: Kind, sizes: Encoder) -> nn.Module:
     """The encoder of a one-layer model of linformer_kit.analysis."""
-    return build(replace(sizes, kind=kind), CPU, torch.float32).encoder  # type: ignore[return-value]
+    return build(replace(sizes, kind=kind), torch.device("cpu"), torch.float32).encoder  # type: ignore[return-value]
 
 
 def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", window: int = 0) -> nn.Module:

@@ -45,6 +45,7 @@ PANELS = {
     "Other Linformers": ("plain", "lucidrains", "tatp22"),
 }
 MARKERS = ("o", "s", "^", "D", "v")
+Key = tuple[str, int | None]  # system and k
 SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes longer is skipped at longer ones
 
 
@@ -59,9 +60,6 @@ class Settings(CostSettings):
     # Values of k of the Linformers; all pairs with k < n are measured.
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [256])
     tokens: Measurement[Count] = 4096  # Number of tokens per batch, at least one sequence.
-
-
-Key = tuple[str, int | None]  # system and k
 
 
 def measure(settings: Settings, results: Results) -> None:

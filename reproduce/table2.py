@@ -57,7 +57,7 @@ class Task(NamedTuple):
     validation: str = "validation"  # the split with known classes
 
 
-TASKS = {
+TASKS: dict[TaskName, Task] = {
     "sst2": Task("SST-2", ("nyu-mll/glue", "sst2"), "sentence"),
     "imdb": Task("IMDB", ("stanfordnlp/imdb", None), "text", validation="test"),
     "qnli": Task("QNLI", ("nyu-mll/glue", "qnli"), "question", "sentence"),
@@ -66,6 +66,7 @@ TASKS = {
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation
+_OF_TRAININGS = ("max_train_samples", "max_eval_samples", "num_train_epochs", "per_device_train_batch_size")
 LEAST_POINTS = 2.0  # width of a panel of the figure, so that a small difference does not look large
 
 # Table 2 of Wang et al. 2020: accuracy in percent on SST-2, IMDB, QNLI and QQP, by n and model.
@@ -85,7 +86,7 @@ PAPER = {
 }
 
 Rates = tuple[float, float]  # learning rate, and that of E and F as a multiple of it
-Chosen = dict[str, dict[TaskName, list[Record]]]  # trainings by model and task
+Chosen = dict[str, dict[str, list[Record]]]  # trainings by model and task
 
 
 @settings
@@ -94,8 +95,7 @@ class Settings(ScriptSettings):
 
     # Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
     models: Training[list[ModelName]]
-    # Tasks to train on.
-    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: list(TASKS))  # Tasks to train on.
     # Folder with train.jsonl and validation.jsonl in a folder for each task, which are made from the hub where they are
     # missing; default: the cache of pretraining.
     cache_dir: Training[Folder | None] = None
@@ -114,15 +114,8 @@ class Settings(ScriptSettings):
     per_device_train_batch_size: Training[Count] = 32  # Texts in an update.
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the accuracy of the words alone on each task, and a record for each training.
-
-    Raises:
-        InputError: for models and texts that cannot be used.
-    """
+    """Add the accuracy of the words alone on each task, and a record for each training."""
     models = by_name(settings.models)
     keep_freed_memory()
     for task in settings.tasks:
@@ -191,10 +184,7 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         validation_file=[str(validation)],
         text_column=TASKS[task].text_column,
         text_pair_column=TASKS[task].text_pair_column,
-        max_train_samples=settings.max_train_samples,
-        max_eval_samples=settings.max_eval_samples,
-        num_train_epochs=settings.num_train_epochs,
-        per_device_train_batch_size=settings.per_device_train_batch_size,
+        **{name: getattr(settings, name) for name in _OF_TRAININGS},
         report_to="none",
     )
 
@@ -224,8 +214,8 @@ def best_rates(records: list[Record], first: int) -> Rates:
 def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
     """Accuracy of a logistic regression that knows which words a text has, but not their order.
 
-    Of a pair, the features say in how many of its texts each word is; `shared` tells the words that both have from those
-    that one alone has.
+    Of a pair, the features say in how many of its texts each word is; `shared` tells the words that both have from
+    those that one alone has.
 
     Returns:
         The numbers of texts and, at the best of `STRENGTHS` on the validation texts, the accuracy.
@@ -259,20 +249,17 @@ def _word_features(words: CountVectorizer, examples: list[Example], *, shared: b
     return hstack([both, each[0] + each[1] - 2 * both]).tocsr()
 
 
-# Table and figure
-
-
 def table(content: Record) -> str:
     """Accuracy of each model on each task, differences to the first model, rates, and the paper's table."""
     settings, found = content["settings"], chosen(content)
     first = next(iter(found))
-    titles = {task: TASKS[task].title for task in found[first]}
+    titles: dict[str, str] = {task: each.title for task, each in TASKS.items() if task in found[first]}
     paper = [
         {"n": n, "model": model}
         | {titles[task]: value for task, value in zip(TASKS, row, strict=True) if task in titles}
         for (n, model), row in PAPER.items()
     ]
-    rates = [
+    rates: list[Record] = [
         {"model": name} | {titles[task]: _shown(_rates_of(each[0])) if each else None for task, each in of.items()}
         for name, of in found.items()
     ]

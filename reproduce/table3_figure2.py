@@ -78,7 +78,8 @@ PAPER_MEMORY: Published = {
     32768: {128: 56, 256: 48, 512: 36, 1024: 18, 2048: 16},
     65536: {128: 60, 256: 52, 512: 40, 1024: 20, 2048: 18},
 }
-BASELINES: dict[str, str] = {
+Baseline = Literal["full", "roberta", "eager"]
+BASELINES: dict[Baseline, str] = {
     "full": 'this package\'s, attention="full" (scaled_dot_product_attention)',
     "roberta": "transformers' RobertaModel (scaled_dot_product_attention)",
     "eager": "transformers' RobertaModel with a stored n × n matrix (eager), as in the paper",
@@ -103,9 +104,7 @@ class Settings(CostSettings):
     # Values of k; all pairs with k < n are measured.
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
     # Transformers to compare with.
-    baselines: Measurement[list[Literal["full", "roberta", "eager"]]] = field(
-        default_factory=lambda: ["full", "roberta", "eager"]
-    )
+    baselines: Measurement[list[Baseline]] = field(default_factory=lambda: list(BASELINES))
     # Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs in
     # 16 GiB.
     memory: Measurement[bool] = True
@@ -124,9 +123,7 @@ def measure(settings: Settings, results: Results) -> None:
     if settings.memory and not can_measure_memory(device):
         raise InputError("memory: expected false, because memory of a CPU is measured on Linux only, got true")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
-        layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
-        kinds = encoders_of(settings, n)
-        encoders = [encoder_of(settings, kind, n, k, num_hidden_layers=layers) for kind, k in kinds]
+        encoders = encoders_of(settings, n, LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1)
         for mode in settings.modes:
             add_times(settings, variants(settings, encoders), mode, device, results)
             if settings.memory and "no" in settings.compile:
@@ -134,10 +131,11 @@ def measure(settings: Settings, results: Results) -> None:
                     add_memory(settings, encoder, mode, device, results)
 
 
-def encoders_of(settings: Settings, n: int) -> list[tuple[Kind, int | None]]:
-    """Kind and k of the encoders of a length, Transformers first."""
-    baselines: list[tuple[Kind, int | None]] = [(kind, None) for kind in settings.baselines]
-    return baselines + [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
+def encoders_of(settings: Settings, n: int, layers: int) -> list[Encoder]:
+    """The encoders of a length, Transformers first."""
+    kinds: list[tuple[Kind, int | None]] = [(kind, None) for kind in settings.baselines]
+    kinds += [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
+    return [encoder_of(settings, kind, n, k, num_hidden_layers=layers) for kind, k in kinds]
 
 
 def variants(settings: Settings, encoders: list[Encoder]) -> list[Variant]:
@@ -227,6 +225,7 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
     if results.find(**key) is not None:
         return
     dtype = dtype_of(settings.dtype, device)
+    kind = getattr(torch, dtype)
     timed = results.find(**key_of(encoder, mode, "time")) or {}
     slow = encoder.kind in ("full", "roberta") and timed.get("median_s", 0) > SECONDS
     layers = LAYERS if device.type != "cpu" else {"forward": 1, "train": 4}[mode]
@@ -236,19 +235,17 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
         results.add(**key, skipped=True)
         return
     try:
-        peak = memory_of(encoder, batch, mode, device, getattr(torch, dtype))
+        peak = memory_of(encoder, batch, mode, device, kind)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         results.add(**key, skipped=True, failed=str(error).partition("\n")[0])
         return
-    weights = weight_bytes(encoder, getattr(torch, dtype))
+    weights = weight_bytes(replace(encoder, num_hidden_layers=LAYERS), kind)
     record = {"batch": batch, "layers": layers, "peak_bytes": peak, "weight_bytes": weights}
     if device.type == "cuda":
         first = int(largest_batches(pandas.DataFrame([record | {"mode": mode}])).iloc[0])
-        record["largest_batch"] = largest_batch(
-            encoder, mode, device, getattr(torch, dtype), budget=BUDGET, first=first
-        )
+        record["largest_batch"] = largest_batch(encoder, mode, device, kind, budget=BUDGET, first=first)
     results.add(**key, **record)
 
 
@@ -270,8 +267,8 @@ def largest_batch(
 ) -> int:
     """The largest batch that runs on a CUDA device within a budget in bytes, weights and gradients included.
 
-    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not; 0 if
-    not even one sequence fits. A training step has no optimiser.
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not; 0
+    if not even one sequence fits. A training step has no optimiser.
     """
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
@@ -292,8 +289,8 @@ def largest_batch(
 
 
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
-    """Bytes of the parameters with `LAYERS` layers."""
-    model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("meta"), dtype)
+    """Bytes of the parameters."""
+    model = build(encoder, torch.device("meta"), dtype)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -377,7 +374,7 @@ def label(compiled: str) -> str:
     return "compiled" if compiled == "default" else f"compiled ({compiled})"
 
 
-def time_table(content: Record, frame: pandas.DataFrame) -> str:
+def time_table(settings: Record, frame: pandas.DataFrame, product: float | None) -> str:
     """Time of a batch, and of one layer per token; on a GPU also memory and the share of its best product."""
     shown = pandas.DataFrame({"n": frame["n"].map("{:,}".format), "batch": frame["batch"].astype(int)})
     shown["layers"] = frame["layers"].astype(int)
@@ -387,11 +384,10 @@ def time_table(content: Record, frame: pandas.DataFrame) -> str:
     shown["least – most, ms"] = low + " – " + high
     shown["runs"] = frame["runs"].astype(int)
     shown["token and layer, µs"] = frame["cost"].mul(1e6).map("{:,.3g}".format)
-    product = next((record["rate"] for record in content["records"] if record["measured"] == "product"), None)
     if product is not None:
-        settings = Settings(**{name: value for name, value in content["settings"].items() if name != "device"})
+        widths = Settings(**{name: value for name, value in settings.items() if name != "device"})
         needed = [
-            operations(encoder_of(settings, kind, n, None if math.isnan(k) else int(k)), mode)
+            operations(encoder_of(widths, kind, n, None if math.isnan(k) else int(k)), mode)
             for kind, n, k, mode in frame[["encoder", "n", "k", "mode"]].itertuples(index=False)
         ]
         shown["share of the best product"] = (needed / frame["cost"] / product).map("{:.2f}".format)
@@ -415,8 +411,8 @@ def table(content: Record) -> str:
     """Time and memory saved against each Transformer, with the paper's figures, then the measurements."""
     settings = content["settings"]
     dtype = next(record["dtype"] for record in content["records"] if record["measured"] == "time")
-    product = next((record for record in content["records"] if record["measured"] == "product"), None)
-    rate = 0.0 if product is None else product["rate"] / 1e12
+    product = next((record["rate"] for record in content["records"] if record["measured"] == "product"), None)
+    rate = (product or 0.0) / 1e12
     ran = f"""found by running them.
 The best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}, has {rate:,.0f} TFLOP/s; its share
 counts the products of a pass alone. Compiled: torch.compile of each layer; reduce-overhead: of the model."""
@@ -440,7 +436,7 @@ process of its own); saved is the ratio of the largest batches in 16 GiB beside 
                 for name in (name for name in BASELINES if name in set(part["encoder"])):
                     ratios = grid(saved(part, name), paper_of(mode, what == "time"))
                     parts.append(f"## {MODES[mode]}: {what} saved against {BASELINES[name]}{suffix}\n\n{ratios}")
-            measured = time_table(content, frame) if what == "time" else memory_table(frame)
+            measured = time_table(settings, frame, product) if what == "time" else memory_table(frame)
             parts.append(f"## {MODES[mode]}: {what}\n\n{measured}")
     return "\n\n".join(parts)
 

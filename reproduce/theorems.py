@@ -30,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.declare import CountOrZero, File, Measurement, ModelName, Seed, settings
+from linformer_cli.settings.declare import Count, CountOrZero, File, Measurement, ModelName, Seed, settings
 from linformer_kit.analysis.spectrum import sequence_length, sequences
 from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
@@ -45,8 +45,6 @@ _RANDOM_MATRICES = 3
 _DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, which are few, and for k up to n
 _RECORDING = "recording"  # name of an attention function of transformers
 
-
-Most = Annotated[int, Field(ge=1, le=10**6)]
 Size = Annotated[int, Field(ge=2, le=10**6)]
 Bound = Annotated[float, Field(ge=0.01, lt=1)]
 
@@ -61,7 +59,7 @@ class Settings(ScriptSettings):
     text_file: Measurement[list[File] | None] = None
     # Its layers, counted from 0; default: the first, the middle and the last.
     layers: Measurement[list[CountOrZero] | None] = None
-    samples: Measurement[Most] = 4  # Number of its sequences to measure.
+    samples: Measurement[Count] = 4  # Number of its sequences to measure.
     # Values of n for random attention.
     lengths: Measurement[list[Size]] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
     head_dim: Measurement[Size] = 64  # d of random attention.
@@ -69,11 +67,8 @@ class Settings(ScriptSettings):
     epsilons: Measurement[list[Bound]] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
     # Number of random matrices R for each random attention matrix; a quarter as many for the attention of the model,
     # and for k > n.
-    draws: Measurement[Most] = 20
+    draws: Measurement[Count] = 20
     seed: Measurement[Seed] = 0  # Seed of all random numbers.
-
-
-# What the theorems say.
 
 
 def theorem1_dim(n: int, epsilon: float) -> int:
@@ -145,9 +140,6 @@ def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
     return windows / windows.sum(dim=1, keepdim=True)
 
 
-# Errors.
-
-
 def theorem1_errors(mapping: Tensor, value: Tensor, exact: Tensor, approximate: Tensor) -> dict[str, Tensor]:
     """|P̃·w - P·w| by three measures, w being a column of V.
 
@@ -210,9 +202,6 @@ class Meter:
                 error, factor = round(math.exp(logs / count), 6), round(math.exp(deviation), 3)
                 entry[measure] = {"error": error, "factor": factor, "held": [round(share / count, 4) for share in held]}
             yield entry
-
-
-# The measurement.
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -311,9 +300,6 @@ def _outputs(
             if k in dims:
                 yield 2, "proof, δ = 1", k, heads.projected(*theorem2_matrices(r, 1.0))
                 yield 2, SECOND, k, heads.projected(*theorem2_matrices(r, 2.0**-n))
-
-
-# Tables and figure.
 
 
 def of_case(content: Record, attention: str, n: int, theorem: int) -> dict[str, list[Record]]:
@@ -420,13 +406,12 @@ _STYLES = {
     "answer 0": ("grey", ":", "answer 0"),
     "mean of V": ("grey", "-.", "mean of V"),
 }
-_COLUMNS = 3
 
 
 def draw(content: Record) -> Figure:
     """Plot the errors against k: a row for each measure, a column for each kind of attention."""
     cases = [record for record in content["records"] if record["method"] == "k by variance"]
-    if len(cases) > _COLUMNS:  # the extremes of random attention, and the model
+    if len(cases) > 3:  # the extremes of random attention, and the model
         cases = [cases[0], *cases[-2:]] if cases[-1]["attention"] == "model" else [cases[0], *cases[-1:]]
     figure, grid = new_figure((3.6 * len(cases) + 0.6, 8.5), len(_ROWS), len(cases), squeeze=False)
     handles: dict[str, Any] = {}
