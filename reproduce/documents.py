@@ -366,14 +366,12 @@ def _means(records: list[Record]) -> list[Record]:
     """The mean recalls of each method over positions with equally many queries."""
     return [
         {"name": name, "position": "recall at 1 (at 10)"}
-        | {
-            recall: float(np.mean([each[recall] for each in records if each["name"] == name]))
-            for recall in ("recall@1", "recall@10")
-        }
+        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in RECALLS}
         for name in dict.fromkeys(record["name"] for record in records)
     ]
 
 
+RECALLS = ("recall@1", "recall@10")
 PANELS = {
     "agreement": ("cosine", "cosine to pieces"),
     "late_sentence": ("recall@1", "late sentence: recall at 1"),

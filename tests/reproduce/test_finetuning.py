@@ -34,7 +34,7 @@ def test_results_and_their_table(tmp_path, monkeypatch):
         (cost,) = (record for record in records if record["way"] == way and record["measured"] == "cost")
         assert cost["forward"]["median_s"] > 0 and cost["train"]["median_s"] > 0 and cost["peak_bytes"] >= 0
     table = (tmp_path / "out" / "finetuning.md").read_text()
-    assert all(f"| {way} | " in table for way in ways)
+    assert all(f"| {script.NAMES.get(way, way)} | " in table for way in ways)
 
 
 def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
