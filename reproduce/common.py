@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,17 +70,14 @@ class CostSettings(ScriptSettings, EncoderCostSettings):
 class Results:
     """The records of a script, written to `<output_dir>/<script>.json` after each, and continued where that exists.
 
-    Args:
-        script: Name of the script.
-        settings: Its settings; those of results to continue must be the same, except `output_dir` and `device`.
-
     Attributes:
         folder: The output folder.
         content: The content of the JSON file: `script`, `settings`, `environments` (of each start that added records),
             `complete`, `records`.
 
     Raises:
-        InputError: if the folder has results of other settings, or other files.
+        InputError: if the folder has results of other settings than these, except `output_dir` and `device`, or other
+            files.
     """
 
     def __init__(self, script: str, settings: Any) -> None:
@@ -143,14 +140,8 @@ def run(
     """Run a script: parse the command line, measure, write and print the table, draw the figure.
 
     Errors are reported as by the commands. What was measured before Ctrl-C is kept, and the same command with the same
-    `--output_dir` continues.
-
-    Args:
-        settings_type: The settings of the script; the docstring of its module is the help text.
-        measure: Adds the records that are missing.
-        table: Makes the Markdown of the results.
-        draw: Draws the figure of the results; None, also as its result, for no figure.
-        arguments: The command line, for tests; default: that of the process.
+    `--output_dir` continues. The help text is the docstring of the module of `measure`, which adds the records that are
+    missing. `arguments` are the command line; None: that of the process.
     """
     with errors_reported():
         name, given = parse(sys.modules[measure.__module__], settings_type, arguments)
@@ -214,21 +205,15 @@ def by_name(models: list[str]) -> dict[str, str]:
     return named
 
 
-def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
-    """A data frame as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
-    shown = frame.reset_index() if index else frame
-    shown = shown.astype(object).where(shown.notna(), "–").map(str)
+def markdown(rows: pandas.DataFrame | Iterable[Record], columns: Sequence[str] | None = None) -> str:
+    """Rows as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
+    frame = pandas.DataFrame(rows, columns=columns).astype(object)
+    shown = frame.where(frame.notna(), "–").map(str)
     return "\n".join(table_lines(list(map(str, shown.columns)), shown.values.tolist()))
 
 
 def mean_and_deviation(numbers: Sequence[float], decimals: int, *, sign: str = "") -> str:
-    """The mean and, for several numbers, the sample standard deviation.
-
-    Args:
-        numbers: One number or more.
-        decimals: Digits after the decimal point.
-        sign: "+" to show the sign of a positive mean too.
-    """
+    """The mean and, for several numbers, the sample standard deviation; `sign` "+" shows that of a positive mean."""
     deviation = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
     return f"{statistics.fmean(numbers):{sign}.{decimals}f}{deviation}"
 
@@ -248,16 +233,7 @@ def length_axis(axes: Axes, lengths: list[int]) -> None:
 
 
 def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """Make a figure of several axes in one or two columns.
-
-    Args:
-        count: Number of axes.
-        size: Width and height of each in inches.
-        sharey: As for `Figure.subplots`.
-
-    Returns:
-        The figure and its axes.
-    """
+    """A figure of several axes in one or two columns, and its axes; `size`: width and height of each in inches."""
     columns = min(2, count)
     rows = math.ceil(count / columns)
     figure, grid = new_figure((size[0] * columns, size[1] * rows), rows, columns, squeeze=False, sharey=sharey)

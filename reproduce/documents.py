@@ -17,11 +17,6 @@ of a text. What is measured (`--tasks`):
     python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
 
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
-
-Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
-than truncated texts and full attention), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611 and
-benchmarks/documents-minilm-float32_zen4-avx2-2-cores_202611, and benchmarks/documents-minilm-python_xeon-2-cores_202611
-(text unlike the adapters' training text), benchmarks/documents-minilm-passages_zen4-2-cores_202611.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -46,13 +41,13 @@ from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_b
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TextColumns, read_documents, read_inputs
 from linformer_kit.environment import best_device
-from linformer_kit.inference.embed import embed_chunks, embed_pieces, tokenise
+from linformer_kit.inference.embed import tokenise
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import NAMES, Record, Results, ScriptSettings, by_name, new_panels, run
-from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
+from reproduce.embeddings import Method, Precision, add_cosines, forward, groups, load, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
     NOISE,
@@ -103,34 +98,6 @@ class Settings(ScriptSettings):
     batch_size: Measurement[Count] = 8  # Texts or pieces in a forward pass.
 
 
-# The methods
-
-
-@dataclass(frozen=True)
-class Method:
-    """Embeddings of length 1 of texts, truncated or by pieces.
-
-    Attributes:
-        embedder: The encoder.
-        limit: Maximum input length in tokens.
-        pieces: By pieces of this length, not truncated at it.
-    """
-
-    embedder: Embedder
-    limit: int
-    pieces: bool = False
-
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings, `[texts, embed]`."""
-        self.embedder.truncate(self.limit)
-        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
-
-    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
-        """Embeddings of passages by late chunking, `[passages, embed]`."""
-        self.embedder.truncate(self.limit)
-        return embed_chunks(self.embedder, texts, size)
-
-
 def build_method(name: str, settings: Settings) -> Method:
     """A method of the teacher, or a model.
 
@@ -159,9 +126,6 @@ def build_method(name: str, settings: Settings) -> Method:
     return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
 
 
-# The texts
-
-
 class Search(NamedTuple):
     """Queries, documents, and for each query the index of the document to find and where in it the query is from."""
 
@@ -172,11 +136,7 @@ class Search(NamedTuple):
 
 
 class Inputs:
-    """All texts of a measurement.
-
-    Args:
-        settings: The settings.
-        teacher: The encoder whose tokenizer measures lengths.
+    """All texts of a measurement; the teacher's tokenizer measures lengths.
 
     Attributes:
         lengths: Values of n by task.
@@ -239,27 +199,16 @@ class Inputs:
         least = self._longest - self._special
         drawn = draw_sentences(self.articles, within, least=least, count=self._settings.queries)
         labels = [f"{low:,}–{high:,}" for low, high in ranges]
-        return Search(
-            [text for text, _, _ in drawn],
-            self.prefixes(self.articles, n),
-            [article for _, article, _ in drawn],
-            [labels[position] for _, _, position in drawn],
-        )
+        sentences, articles, positions = map(list, zip(*drawn, strict=True))
+        return Search(sentences, self.prefixes(self.articles, n), articles, [labels[place] for place in positions])
 
     def _count(self, sentence: str) -> int:
         """Tokens of a sentence within a text."""
         return len(self._tokenizer(f" {sentence}", add_special_tokens=False, verbose=False)["input_ids"])
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the scores of each method on each task at each length, and its cost.
-
-    Raises:
-        InputError: for models, texts and settings that cannot be used, before any measurement.
-    """
+    """Add the scores of each method on each task at each length, and its cost; errors come before any measurement."""
     if settings.text_file is None and (needed := set(settings.tasks) - {"passkey", "cost"}):
         raise InputError(f"text_file: expected texts for {', '.join(sorted(needed))}, got none")
     models = by_name(settings.models) if settings.models else {}
@@ -288,18 +237,10 @@ def measure(settings: Settings, results: Results) -> None:
             elif task == "passages":
                 _add_passages(settings, results, inputs, methods, n)
             elif task == "agreement":
-                _add_agreement(settings, results, inputs, methods, n)
+                texts = inputs.prefixes(inputs.long[: settings.queries], n)
+                add_cosines(results, "agreement", n, texts, methods, reference="pieces")
             else:
                 _add_search(results, inputs.search(task, n), methods, task, n)
-
-
-def _add_agreement(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
-    texts = inputs.prefixes(inputs.long[: settings.queries], n)
-    reference = functools.cache(lambda: methods["pieces"](texts))
-    for name, method in methods.items():
-        if results.find(measured="agreement", name=name, n=n) is None:
-            cosine = (method(texts) * reference()).sum(axis=1)
-            results.add(measured="agreement", name=name, n=n, texts=len(texts), **mean_and_lowest(cosine))
 
 
 def _add_search(results: Results, search: Search, methods: dict[str, Method], task: str, n: int) -> None:
@@ -357,11 +298,7 @@ def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) ->
     """Rank of the document to find among all documents by the cosine of embeddings, int `[queries]`; 1: the nearest.
 
     Other documents with the same cosine count as nearer, so a method that makes documents equal finds none of them.
-
-    Args:
-        queries: Embeddings of length 1, `[queries, embed]`.
-        documents: Embeddings of length 1, `[documents, embed]`.
-        targets: For each query, the index of the document to find.
+    `queries` and `documents` are `[·, embed]`, of length 1; `targets` has the index of the document for each query.
     """
     cosine = queries @ documents.T
     own = cosine[np.arange(len(targets)), targets]
@@ -379,9 +316,6 @@ def _peak(name: str, settings: Settings, text: str) -> int:
     method = build_method(name, settings)
     method([text])
     return peak_bytes(lambda: method([text]), best_device())
-
-
-# Tables and figure
 
 
 def table(content: Record) -> str:

@@ -6,21 +6,17 @@ Cosine of each model's embeddings to those of the first for the same texts, trun
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
 For 200 texts of up to 512 tokens each model takes a minute on two cores.
-
-Results: benchmarks/embeddings-minilm-parts_zen4-2-cores_202611 (what neighbours, the first token and each layer are
-worth without training: most) and benchmarks/embeddings-minilm-adapters_xeon-2-cores_202611 (the adapters that ship).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import pandas
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError, renamed
@@ -28,6 +24,7 @@ from linformer_cli.settings.declare import Count, Counts, File, Measurement, Mod
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device, fast_dtype
+from linformer_kit.inference.embed import embed_chunks, embed_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 from reproduce.long_texts import draw_texts
@@ -50,15 +47,8 @@ class Settings(ScriptSettings):
     batch_size: Measurement[Count] = 16  # Texts in a forward pass.
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the cosines of each model.
-
-    Raises:
-        InputError: for models and texts that cannot be used.
-    """
+    """Add the cosines of each model."""
     models = by_name(settings.models)
     embedders = {name: load(model, settings.precision, settings.batch_size) for name, model in models.items()}
     first, longest = next(iter(embedders.values())), max(settings.cosine_lengths)
@@ -66,17 +56,44 @@ def measure(settings: Settings, results: Results) -> None:
     options = {"least": longest, "keep": longest, "count": settings.samples}
     passages = [text.text for text in draw_texts(texts, first.tokenizer, **options, field="samples")]
 
-    @functools.cache
-    def reference(n: int) -> np.ndarray:
-        return _truncated(first, passages, n)
-
     for n, (name, embedder) in itertools.product(settings.cosine_lengths, embedders.items()):
         if embedder.width != first.width or embedder.longest < n:
             expected = f"embeddings of {first.width} numbers of texts of {n:,} tokens"
             raise InputError(f"{name}: expected {expected}, got {embedder.width} and {embedder.longest:,}")
-        if results.find(measured="cosine", name=name, n=n) is None:
-            cosine = (_truncated(embedder, passages, n) * reference(n)).sum(axis=1)
-            results.add(measured="cosine", name=name, n=n, texts=len(passages), **mean_and_lowest(cosine))
+    for n in settings.cosine_lengths:
+        methods = {name: Method(embedder, n) for name, embedder in embedders.items()}
+        add_cosines(results, "cosine", n, passages, methods, reference=next(iter(methods)))
+
+
+@dataclass(frozen=True)
+class Method:
+    """Embeddings of length 1 of texts, truncated at a number of tokens or by pieces of so many."""
+
+    embedder: Embedder
+    limit: int
+    pieces: bool = False
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings, `[texts, embed]`."""
+        self.embedder.truncate(self.limit)
+        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
+
+    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
+        """Embeddings of passages by late chunking, `[passages, embed]`."""
+        self.embedder.truncate(self.limit)
+        return embed_chunks(self.embedder, texts, size)
+
+
+def add_cosines(
+    results: Results, measured: str, n: int, texts: list[str], methods: Mapping[str, Method], *, reference: str
+) -> None:
+    """Add the mean and the lowest cosine of each method's embeddings to those of one of them."""
+    expected = functools.cache(lambda: methods[reference](texts))
+    for name, method in methods.items():
+        if results.find(measured=measured, name=name, n=n) is None:
+            cosine = (method(texts) * expected()).sum(axis=1)
+            scores = {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
+            results.add(measured=measured, name=name, n=n, texts=len(texts), **scores)
 
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
@@ -95,19 +112,6 @@ def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
 
 
-def _truncated(embedder: Embedder, texts: Sequence[str], n: int) -> np.ndarray:
-    embedder.truncate(n)
-    return embedder.embed(texts)
-
-
-def mean_and_lowest(cosine: np.ndarray) -> Record:
-    """The fields of a record of cosines."""
-    return {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
-
-
-# Tables
-
-
 def table(content: Record) -> str:
     """Cosine by length for each number of texts."""
     parts = ["# Sentence embedders"]
@@ -119,13 +123,11 @@ def table(content: Record) -> str:
     return "\n\n".join(parts)
 
 
-def groups(records: list[Record], measured: str, key: str) -> Iterable[tuple[Any, list[Record]]]:
+def groups(records: list[Record], measured: str, key: str) -> Iterator[tuple[Any, list[Record]]]:
     """The records of one kind by a field, in their order."""
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        if record["measured"] == measured:
-            groups.setdefault(record[key], []).append(record)
-    return groups.items()
+    chosen = [record for record in records if record["measured"] == measured]
+    for value in dict.fromkeys(record[key] for record in chosen):
+        yield value, [record for record in chosen if record[key] == value]
 
 
 def pivot(records: list[Record], title: str, column: Callable[[Record], str], cell: Callable[[Record], str]) -> str:
@@ -133,7 +135,7 @@ def pivot(records: list[Record], title: str, column: Callable[[Record], str], ce
     rows: dict[str, dict[str, str]] = {}
     for record in records:
         rows.setdefault(record["name"], {title: record["name"]})[column(record)] = cell(record)
-    return markdown(pandas.DataFrame(rows.values()))
+    return markdown(rows.values())
 
 
 def shown_cosine(record: Record) -> str:

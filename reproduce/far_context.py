@@ -136,7 +136,7 @@ def table(content: Record) -> str:
 Nats for a token of a masked word, in pieces of {content["settings"]["piece"]} tokens and in the whole sequence of n, by
 the distance to another occurrence of the word; means over seeds with the sample's standard deviation.
 
-{markdown(pandas.DataFrame(rows))}"""
+{markdown(rows)}"""
 
 
 def draw(content: Record) -> Figure:

@@ -2,17 +2,14 @@
 
 The paper (section 3): most of the sum of the singular values of P is in its largest ones, 0.88 to 0.96 in the 128
 largest of 512 (RoBERTa-large on Wiki103), more so in higher layers. `linformer spectrum` measures one encoder; this
-measures several, each also with random weights, and draws them side by side.
+measures several, each also with random weights, and draws them side by side. 13 minutes for MiniLM on two cores.
 
     python -m reproduce.figure1 --models sentence-transformers/all-MiniLM-L6-v2 MY-TRANSFORMER --text_file WIKIPEDIA
-
-Results: benchmarks/figure1_xeon-2-cores_202611 (two cores of a Xeon; 13 minutes for MiniLM with 1,000 sequences, 4 for
-our Transformer of recipe `english` and for each random one) and benchmarks/figure1-code_xeon-2-cores_202611 (a
-Transformer of 4 layers without a convolution, n 128, on Python's standard library).
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -56,47 +53,43 @@ class Settings(ScriptSettings):
 def measure(settings: Settings, results: Results) -> None:
     """Add the spectrum of each encoder."""
     files = text_files(settings.text_file, field="text_file")
-    for name in settings.models:
-        for untrained in (False, True)[: 1 + settings.untrained]:
-            key = {"model": model_label(name), "untrained": untrained}
-            if results.find(**key) is not None:
-                continue
-            model, tokenizer, *_ = load_model(name, AutoModel, "an encoder")
-            if untrained:
-                set_seed(settings.seed)
-                model = AutoModel.from_config(model.config).eval()
-            model.to(best_device())
-            seq_len = sequence_length(model, tokenizer, settings.seq_len)
-            started = time.perf_counter()
-            found = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
-            if found.samples < settings.samples:
-                raise InputError(f"samples: expected at most {found.samples} (of {files.name}), got {settings.samples}")
-            results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **spectrum_fields(found))
+    for name, untrained in itertools.product(settings.models, (False, True)[: 1 + settings.untrained]):
+        key = {"model": model_label(name), "untrained": untrained}
+        if results.find(**key) is not None:
+            continue
+        model, tokenizer, *_ = load_model(name, AutoModel, "an encoder")
+        if untrained:
+            set_seed(settings.seed)
+            model = AutoModel.from_config(model.config).eval()
+        model.to(best_device())
+        seq_len = sequence_length(model, tokenizer, settings.seq_len)
+        started = time.perf_counter()
+        found = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
+        if found.samples < settings.samples:
+            raise InputError(f"samples: expected at most {found.samples} (of {files.name}), got {settings.samples}")
+        results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **spectrum_fields(found))
 
 
 def table(content: Record) -> str:
     """The share of the largest quarter of the singular values by layer, as Markdown."""
     text = ", ".join(content["settings"]["text_file"] or ["the Python standard library"])
-    lines = [
-        "# Spectrum of attention (Figure 1)",
-        "",
-        f"Text: {text}.",
-        "Share: the sum of the largest singular values of the context mapping over the sum of all, the mean over heads "
-        "and texts. Rank: the number of singular values with that share of the sum.",
-        "The paper has 0.88 to 0.96 for the 128 largest of 512, for RoBERTa-large on Wiki103.",
+    parts = [
+        f"""# Spectrum of attention (Figure 1)
+
+Text: {text}.
+Share: the sum of the largest singular values of the context mapping over the sum of all, the mean over heads and \
+texts. Rank: the number of singular values with that share of the sum.
+The paper has 0.88 to 0.96 for the 128 largest of 512, for RoBERTa-large on Wiki103."""
     ]
     for record in content["records"]:
         spectrum = _spectrum(record)
-        lines += [
-            "",
+        parts += [
             f"## {_title(record)}",
-            "",
             f"{record['samples']:,} sequences of {record['seq_len']} tokens, {record['seconds']:,.0f} s. All heads: "
             f"mean {spectrum.shares.mean():.3f}, {spectrum.shares.min():.3f} to {spectrum.shares.max():.3f}.",
-            "",
-            *share_table(spectrum),
+            "\n".join(share_table(spectrum)),
         ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts)
 
 
 def draw(content: Record) -> Figure:

@@ -8,9 +8,8 @@ models of n 512 had hardly left the frequencies of tokens after 9,000 updates.
 
     python -m reproduce.figure3 --train_file WIKIPEDIA BOOKS
 
-Results: benchmarks/figure3_h100_202611 (6,000 updates; 9 minutes of an H100 for several trainings at once, which MPS
-lets share it; one after the other some 3 hours) and benchmarks/figure3-800_zen4-2-cores_202611 (--max_steps 800
---warmup_steps 100; 3 hours on 2 cores, without the Transformers of n 2,048 and 4,096, with more sharings).
+With all defaults some 3 hours on an H100, or 9 minutes for several trainings at once, which MPS lets share it; with
+--max_steps 800 --warmup_steps 100, without the Transformers of n 2,048 and 4,096, 3 hours on 2 cores.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas
 import transformers
 from matplotlib.figure import Figure
 
@@ -50,11 +48,8 @@ class Line(NamedTuple):
     seeds: tuple[int, ...] = (0,)
 
 
-def sharing(kind: str, k: int = 128) -> Line:
-    """A line that shares E and F; windows are the same for all heads."""
-    return Line({"projected_dim": k, "sharing": kind, "projection_initializer": "pooling"})
-
-
+SHARINGS = ("none", "headwise", "key_value", "layerwise")
+POOLING = {"projection_initializer": "pooling"}  # windows are the same for all heads, so that they can share E and F
 LINES = {
     "Transformer": Line(FULL, (512, 1024, 2048, 4096), (0, 1, 2)),
     "k 32": Line({"projected_dim": 32}),
@@ -62,28 +57,15 @@ LINES = {
     "k 128": Line({"projected_dim": 128}, (512, 1024), (0, 1, 2)),
     "k 256": Line({"projected_dim": 256}, (512, 1024, 2048, 4096)),
     "k 512": Line({"projected_dim": 512}, (1024,)),
-    "none, pooling": sharing("none"),
-    "headwise, pooling": sharing("headwise"),
-    "key_value, pooling": sharing("key_value"),
-    "layerwise, pooling": sharing("layerwise"),
-    "headwise, k 256": sharing("headwise", 256),
-    "key_value, k 256": sharing("key_value", 256),
-    "layerwise, k 256": sharing("layerwise", 256),
+    **{f"{kind}, pooling": Line(POOLING | {"projected_dim": 128, "sharing": kind}) for kind in SHARINGS},
+    **{f"{kind}, k 256": Line(POOLING | {"projected_dim": 256, "sharing": kind}) for kind in SHARINGS[1:]},
     "recommended": Line(DYNAMIC | {"projected_dim": 128, "sliding_window": 64}),
 }
 PANELS: dict[str, list[tuple[str, int]]] = {
     "(a) n 512": [(line, 512) for line in ("Transformer", "k 32", "k 64", "k 128", "k 256")],
     "(b) n 1,024": [(line, 1024) for line in ("Transformer", "k 64", "k 128", "k 256", "k 512")],
     "(c) n 512, k 128, sharing": [
-        (line, 512)
-        for line in (
-            "Transformer",
-            "k 128",
-            "none, pooling",
-            "headwise, pooling",
-            "key_value, pooling",
-            "layerwise, pooling",
-        )
+        (line, 512) for line in ("Transformer", "k 128", *(f"{kind}, pooling" for kind in SHARINGS))
     ],
     "(d) k 256": [("k 256", n) for n in (512, 1024, 2048, 4096)],
     "(e) n 512, k 128, recommended": [(line, 512) for line in ("Transformer", "k 128", "recommended")],
@@ -135,28 +117,19 @@ def measure(settings: Settings, results: Results) -> None:
 
 def _values(settings: Settings, n: int, seed: int, updates: int) -> dict[str, Any]:
     """Settings of one training, as for `linformer pretrain`."""
-    batch = max(1, _TOKENS // n)
     every = max(1, updates // 12)
-    return (
-        BASE
-        | SHIFTED
-        | TENTH
-        | {
-            "vocab_size": settings.vocab_size,
-            "hidden_size": settings.hidden_size,
-            "num_hidden_layers": 4,
-            "max_position_embeddings": n,
-            "validation_fraction": 0.004,
-            "train_file": settings.train_file,
-            "learning_rate": settings.learning_rate,
-            "seed": seed,
-            "max_steps": updates,
-            "warmup_steps": settings.warmup_steps,
-            "eval_steps": every,
-            "save_steps": every,
-            "per_device_train_batch_size": batch,
-        }
-    )
+    names = ("vocab_size", "hidden_size", "train_file", "learning_rate", "warmup_steps")
+    values = BASE | SHIFTED | TENTH | {name: getattr(settings, name) for name in names}
+    return values | {
+        "num_hidden_layers": 4,
+        "max_position_embeddings": n,
+        "validation_fraction": 0.004,
+        "seed": seed,
+        "max_steps": updates,
+        "eval_steps": every,
+        "save_steps": every,
+        "per_device_train_batch_size": max(1, _TOKENS // n),
+    }
 
 
 def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
@@ -175,19 +148,18 @@ def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
 
 def table(content: Record) -> str:
     """Losses of all models by n, and how far the Linformers stay behind during training, as Markdown."""
-    updates = f"{content['settings']['max_steps']:,}"
-    lines = [
+    parts = [
         "# Pretraining by k, n and sharing (Figure 3)",
-        "",
-        f"Loss in nats over the masked tokens of the validation text after {updates} updates, perplexity, and the "
-        "difference from the Transformer of the same n; means over seeds with the sample's standard deviation.",
+        f"Loss in nats over the masked tokens of the validation text after {content['settings']['max_steps']:,} "
+        "updates, perplexity, and the difference from the Transformer of the same n; means over seeds with the "
+        "sample's standard deviation.",
     ]
     for n in sorted({record["n"] for record in content["records"] if record["line"] != "start"}):
         rows = [_row(content, name, n) for name in LINES if of(content, name, n)]
         corpus = next(record for record in content["records"] if record["n"] == n)
         described = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
         entropy = f"unigram entropy {corpus['unigram_entropy']:.3f} nats"
-        lines += ["", f"## n {n:,}", "", f"{described}; {entropy}.", "", markdown(pandas.DataFrame(rows))]
+        parts += [f"## n {n:,}", f"{described}; {entropy}.", markdown(rows)]
     gaps = [
         {"model": f"{name}, n {n:,}"} | gap
         for n in (512, 1024)
@@ -195,8 +167,8 @@ def table(content: Record) -> str:
         if name != "Transformer" and (gap := _gap(content, name, n))
     ]
     if gaps:
-        lines += ["", "## Behind the Transformer during training, nats", "", markdown(pandas.DataFrame(gaps))]
-    return "\n".join(lines) + "\n"
+        parts += ["## Behind the Transformer during training, nats", markdown(gaps)]
+    return "\n\n".join(parts)
 
 
 def of(content: Record, line: str, n: int) -> list[Record]:

@@ -82,18 +82,19 @@ class Texts:
     labels: list[int]
 
 
+Data = dict[str, Texts]  # by part
+
+
 class Classifier(nn.Module):
     """An encoder, and a linear layer on the mean of its last hidden states over the tokens of a text.
 
-    Args:
-        encoder: The encoder.
-        classes: Number of classes.
-        piece: Tokens of a sequence into which texts are divided; None: a text is one sequence.
+    A text has at most `limit` tokens, with its last one, which is special. It is one sequence, or if `piece` is given,
+    divided into sequences of at most so many tokens.
     """
 
-    def __init__(self, encoder: nn.Module, classes: int, piece: int | None) -> None:
+    def __init__(self, encoder: nn.Module, classes: int, limit: int, piece: int | None = None) -> None:
         super().__init__()
-        self.encoder, self.piece = encoder, piece
+        self.encoder, self.limit, self.piece = encoder, limit, piece
         self.classifier = nn.Linear(encoder.config.hidden_size, classes)  # type: ignore[union-attr, arg-type]
 
     def forward(self, texts: list[list[int]]) -> Tensor:
@@ -112,6 +113,8 @@ class Classifier(nn.Module):
 
     def _pieces(self, tokens: list[int]) -> list[list[int]]:
         """Pieces of about equal length, each with the text's first and last token, which are special."""
+        if len(tokens) > self.limit:
+            tokens = tokens[: self.limit - 1] + tokens[-1:]
         if self.piece is None or len(tokens) <= self.piece:
             return [tokens]
         body = np.array(tokens[1:-1])
@@ -119,8 +122,8 @@ class Classifier(nn.Module):
         return [[tokens[0], *part.tolist(), tokens[-1]] for part in parts]
 
 
-def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classifier, int]:
-    """A classifier that reads texts in one way, without dropout, and the most tokens that it reads."""
+def build(settings: Settings, way: Way, classes: int, seed: int) -> Classifier:
+    """A classifier that reads texts in one way, without dropout."""
     encoder = AutoModel.from_pretrained(settings.model)
     longest = longest_input(encoder) or settings.n
     longer = max(longest, settings.n)
@@ -134,11 +137,11 @@ def build(settings: Settings, way: Way, classes: int, seed: int) -> tuple[Classi
         encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
     limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
     torch.manual_seed(seed)
-    classifier = Classifier(encoder, classes, longest if way == "pieces" else None)
-    return classifier.to(device_of(settings.device)).eval(), limit
+    classifier = Classifier(encoder, classes, limit, longest if way == "pieces" else None)
+    return classifier.to(device_of(settings.device)).eval()
 
 
-def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict[str, Texts], int]:
+def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[Data, int]:
     """The parts of a data set, and its number of classes."""
     frames = {}
     for part in PARTS:
@@ -154,17 +157,14 @@ def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[dict
     }, len(classes)
 
 
-def batches(texts: Texts, size: int, limit: int, generator: np.random.Generator) -> Iterator[tuple[list, list[int]]]:
+def batches(texts: Texts, size: int, generator: np.random.Generator) -> Iterator[tuple[list, list[int]]]:
     """Texts in random order, with others of similar length in a batch, and their classes."""
     order = generator.permutation(len(texts.labels))
     pools = [order[start : start + size * POOL] for start in range(0, len(order), size * POOL)]
     by_length = [sorted(pool, key=lambda row: len(texts.tokens[row])) for pool in pools]
     rows = [pool[start : start + size] for pool in by_length for start in range(0, len(pool), size)]
     for number in generator.permutation(len(rows)):
-        yield (
-            [texts.tokens[row][: limit - 1] + texts.tokens[row][-1:] for row in rows[number]],
-            [texts.labels[row] for row in rows[number]],
-        )
+        yield [texts.tokens[row] for row in rows[number]], [texts.labels[row] for row in rows[number]]
 
 
 def mixed_precision(model: Classifier) -> torch.autocast:
@@ -188,16 +188,16 @@ def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
         return model(texts).argmax(-1).tolist()
 
 
-def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, rate: float, seed: int) -> Record:
+def train(settings: Settings, way: Way, data: Data, classes: int, rate: float, seed: int) -> Record:
     """Train one classifier: its accuracy on validation and test texts."""
-    model, limit = build(settings, way, classes, seed)
+    model = build(settings, way, classes, seed)
     generator = np.random.default_rng(seed)
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARM_UP * updates), updates)
     losses = []
     for _ in range(settings.epochs):
-        for texts, labels in batches(data["train"], settings.batch_size, limit, generator):
+        for texts, labels in batches(data["train"], settings.batch_size, generator):
             losses.append(gradients(model, texts, labels))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -205,26 +205,24 @@ def train(settings: Settings, way: Way, data: dict[str, Texts], classes: int, ra
             optimizer.zero_grad(set_to_none=True)
     record = {"updates": len(losses), "loss": torch.stack(losses[-20:]).mean().item()}
     for part in PARTS[1:]:
-        pairs = batches(data[part], settings.batch_size, limit, np.random.default_rng(0))
+        pairs = batches(data[part], settings.batch_size, np.random.default_rng(0))
         right = [np.equal(predicted(model, texts), labels).sum() for texts, labels in pairs]
         record[f"{part}_accuracy"] = float(sum(right)) / len(data[part].labels)
     return record
 
 
-def case(settings: Settings, way: Way, data: dict[str, Texts], mode: Mode) -> Callable[[], object]:
+def case(settings: Settings, way: Way, data: Data, mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
-    model, limit = build(settings, way, max(data["train"].labels) + 1, seed=0)
+    model = build(settings, way, max(data["train"].labels) + 1, seed=0)
     if mode == "forward":
-        text = max(data["test"].tokens, key=len)
-        return functools.partial(predicted, model, [text[: limit - 1] + text[-1:]])
-    found = list(batches(data["train"], settings.batch_size, settings.n, np.random.default_rng(0)))
+        return functools.partial(predicted, model, [max(data["test"].tokens, key=len)])
+    found = list(batches(data["train"], settings.batch_size, np.random.default_rng(0)))
     texts, labels = sorted(found, key=lambda batch: sum(map(len, batch[0])))[len(found) // 2]
-    cut = [tokens[: limit - 1] + tokens[-1:] for tokens in texts]
-    gradients(model, [cut[0][:64]], labels[:1])  # initialises libraries and allocates gradients
-    return functools.partial(gradients, model, cut, labels)
+    gradients(model, [texts[0][:64]], labels[:1])  # initialises libraries and allocates gradients
+    return functools.partial(gradients, model, texts, labels)
 
 
-def peak_of(settings: Settings, way: Way, data: dict[str, Texts]) -> int:
+def peak_of(settings: Settings, way: Way, data: Data) -> int:
     """Peak bytes of an update beyond weights and gradients."""
     return peak_bytes(case(settings, way, data, "train"), device_of(settings.device))
 
@@ -249,9 +247,7 @@ def measure(settings: Settings, results: Results) -> None:
             results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
-def add_accuracy(
-    settings: Settings, results: Results, name: str, way: Way, data: dict[str, Texts], classes: int
-) -> None:
+def add_accuracy(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
     """Add a record for each learning rate with the first seed, and for the best of them with each other one."""
     described: Record = {"classes": classes, **{part: len(texts.labels) for part, texts in data.items()}}
     described["tokens"] = int(np.median([len(tokens) for tokens in data["train"].tokens]))
@@ -310,7 +306,7 @@ Full layers: {full}, from 0."""
         ]
         counts = f"{row['train']:,} training, {row['validation']:,} validation and {row['test']:,} test texts"
         described = f"{row['classes']} classes; {counts}; a training text has {row['tokens']:,} tokens (median)."
-        parts.append(f"## {data}\n\n{described}\n\n{markdown(pandas.DataFrame(rows))}")
+        parts.append(f"## {data}\n\n{described}\n\n{markdown(rows)}")
     return "\n\n".join(parts)
 
 
@@ -322,13 +318,9 @@ def draw(content: Record) -> Figure | None:
     figure, panels = new_panels(len(groups), (5.0, 3.8))
     for axes, (data, ways) in zip(panels, groups, strict=True):
         for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
-            accuracy = 100 * runs["test_accuracy"]
-            axes.errorbar(
-                cost["training_s"], accuracy.mean(), accuracy.std(), fmt=marker, capsize=3, label=NAMES.get(way, way)
-            )
-        axes.set_title(data)
-        axes.set_xlabel("training, s")
-        axes.set_ylabel("accuracy on test texts, %")
+            mean, deviation = 100 * runs["test_accuracy"].mean(), 100 * runs["test_accuracy"].std()
+            axes.errorbar(cost["training_s"], mean, deviation, fmt=marker, capsize=3, label=NAMES.get(way, way))
+        axes.set(title=data, xlabel="training, s", ylabel="accuracy on test texts, %")
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

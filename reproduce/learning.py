@@ -14,8 +14,7 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
     length-2048      40 minutes for each at n 2,048, also length-4096 (5 hours each)
     slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
-Text: the source of the Python standard library. Results, on 2 cores: benchmarks/learning_epyc-2-cores_202611 (start,
-gap, equal time), benchmarks/learning-neighbours_zen4-2-cores_202611, benchmarks/learning-slots_xeon-2-cores_202611.
+Times are those of the source of the Python standard library.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -79,6 +77,8 @@ FIVE = {"local_convolution": 5}
 DYNAMIC = {"projection": "dynamic", "sharing": "none"}
 DYNAMIC_32 = DYNAMIC | {"projected_dim": 32}
 NEAR_17, NEAR_33 = {"sliding_window": 17}, {"sliding_window": 33}
+_TIMED = 15  # updates of each variant
+_MOST_LINES = 6  # in a panel of the figure
 
 
 class Variant(NamedTuple):
@@ -93,27 +93,17 @@ class Variant(NamedTuple):
 
 
 class Study(NamedTuple):
-    """Variants to compare with the first of them.
+    """Variants to compare with the first of them."""
 
-    Attributes:
-        title: Its heading.
-        base: Settings that differ from `BASE`.
-        variants: The variants by name.
-        minutes: Time of each training, instead of a number of updates: as many as fit into it at the median time of an
-            update, all variants alternately. Warm-up and evaluations keep their share.
-        trial: Minutes of the trainings that try rates; default: as long as the others.
-        drawn: The variants in the figure; default: the first, and those with the most seeds, then the least loss.
-    """
-
-    title: str
-    base: dict[str, Any]
-    variants: dict[str, Variant]
+    title: str  # its heading
+    base: dict[str, Any]  # settings that differ from `BASE`
+    variants: dict[str, Variant]  # by name
+    # Time of each training, instead of a number of updates: as many as fit into it at the median time of an update, all
+    # variants alternately. Warm-up and evaluations keep their share.
     minutes: float | None = None
-    trial: float | None = None
+    trial: float | None = None  # minutes of the trainings that try rates; default: as long as the others
+    # The variants in the figure; default: the first, and those with the most seeds, then the least loss.
     drawn: tuple[str, ...] = ()
-
-
-_TIMED = 15  # updates of each variant
 
 
 def start(sharing: str, initializer: str) -> Variant:
@@ -213,12 +203,7 @@ STUDIES = {
     ),
     "equal-time": Study(
         "Equal time, n 512, each with a convolution of 5",
-        FIVE
-        | {
-            "max_position_embeddings": 512,
-            "projected_dim": 128,
-            "per_device_train_batch_size": 8,
-        },
+        FIVE | {"max_position_embeddings": 512, "projected_dim": 128, "per_device_train_batch_size": 8},
         {
             "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
             "dynamic, k 32": Variant(DYNAMIC_32, (4e-3, 6e-3, 8e-3)),
@@ -230,12 +215,7 @@ STUDIES = {
     ),
     "equal-time-2048": Study(
         "Equal time, n 2,048, each with a convolution of 5",
-        FIVE
-        | {
-            "max_position_embeddings": 2048,
-            "projected_dim": 128,
-            "per_device_train_batch_size": 2,
-        },
+        FIVE | {"max_position_embeddings": 2048, "projected_dim": 128, "per_device_train_batch_size": 2},
         {
             "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
             "dynamic, k 32": Variant(DYNAMIC_32, (2e-3, 4e-3)),
@@ -323,8 +303,7 @@ def _train(
     """One training; its record."""
     key: Record = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
     key |= {} if minutes is None else {"minutes": minutes}
-    there = results.find(**key)
-    if there is not None:
+    if (there := results.find(**key)) is not None:
         return there
     values, timed = _values(settings, name, label, rate, seed), results.find(timed=name)
     if minutes is not None and timed is not None:
@@ -369,18 +348,16 @@ def seconds_of_updates(variants: dict[str, dict[str, Any]]) -> dict[str, list[fl
 
 def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], object]:
     """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
-    data, model = (
-        load_masked_text(settings),
-        LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))),
-    )
+    data = load_masked_text(settings)
+    model = LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
     task = MaskedLanguageModel(
-        model.to(device), data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
+        model, data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
     )
     optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)
+    sequences = range(settings.per_device_train_batch_size)
 
     def update() -> None:
-        batch = default_collate([data.train[index] for index in range(settings.per_device_train_batch_size)])
-        batch = to_device(batch, device)
+        batch = to_device(default_collate([data.train[index] for index in sequences]), device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss = task(batch, task.labels(batch))
         loss.backward()
@@ -393,17 +370,15 @@ def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], ob
 
 def table(content: Record) -> str:
     """Losses of the variants of each study, as Markdown."""
-    lines = [
+    parts = [
         "# What learns",
-        "",
         "Losses in nats over the masked tokens of the whole validation text; means over seeds with the sample's "
         "standard deviation, and differences from the first variant by equal seeds.",
     ]
     for name in content["settings"]["studies"]:
-        records = trainings(content, name)
-        if records:
-            lines += ["", f"## {STUDIES[name].title}", "", *_study_table(STUDIES[name], records)]
-    return "\n".join(lines) + "\n"
+        if records := trainings(content, name):
+            parts += [f"## {STUDIES[name].title}", *_study_table(STUDIES[name], records)]
+    return "\n\n".join(parts)
 
 
 def trainings(content: Record, study: str) -> list[Record]:
@@ -431,7 +406,7 @@ def chosen(study: Study, records: list[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _study_table(study: Study, records: list[Record]) -> list[str]:
+def _study_table(study: Study, records: list[Record]) -> Iterator[str]:
     baseline, rows, rates = next(iter(study.variants)), [], []
     by_variant = chosen(study, records)
     of_baseline = {record["seed"]: record["loss"] for record in by_variant.get(baseline, [])}
@@ -456,35 +431,26 @@ def _study_table(study: Study, records: list[Record]) -> list[str]:
         if len(of) > 1 or (study.trial is not None and of):
             rates.append({"variant": label} | {f"{record['learning_rate']:g}": _loss(record) for record in of})
     corpus = records[0]
-    minutes = f" {study.minutes:g} minutes of training each." if study.minutes is not None else ""
-    lines = [
-        f"n {corpus['seq_len']:,}; {corpus['train_sequences']:,} sequences to train, "
-        f"{corpus['validation_sequences']:,} to validate; unigram entropy {corpus['unigram_entropy']:.3f} nats."
-        + minutes,
-        "",
-        markdown(pandas.DataFrame(rows)),
-    ]
+    text = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
+    minutes = "" if study.minutes is None else f" {study.minutes:g} minutes of training each."
+    yield f"n {corpus['seq_len']:,}; {text}; unigram entropy {corpus['unigram_entropy']:.3f} nats.{minutes}"
+    yield markdown(rows)
     if rates:
-        frame = pandas.DataFrame(rates)
-        order = ["variant", *sorted(frame.columns.drop("variant"), key=float)]
-        time = f", {study.trial:g} minutes each" if study.trial is not None else ""
-        lines += ["", f"Learning rates tried with the first seed{time}:", "", markdown(frame[order])]
-    return lines
+        tested = sorted(set().union(*rates) - {"variant"}, key=float)
+        time = "" if study.trial is None else f", {study.trial:g} minutes each"
+        yield f"Learning rates tried with the first seed{time}:"
+        yield markdown(rates, ["variant", *tested])
 
 
 def _loss(record: Record) -> str:
     return "diverged" if record["loss"] is None else f"{record['loss']:.3f}"
 
 
-_MOST_LINES = 6
-
-
 def draw(content: Record) -> Figure:
     """Loss during training, a panel for each study: means and ranges of the seeds of at most six variants."""
     shown = {}
     for name in content["settings"]["studies"]:
-        of = chosen(STUDIES[name], trainings(content, name))
-        if of:
+        if of := chosen(STUDIES[name], trainings(content, name)):
             baseline = next(iter(STUDIES[name].variants))
             order = sorted(of, key=lambda label: (label != baseline, -len(of[label]), of[label][0]["loss"] or math.inf))
             drawn = STUDIES[name].drawn or order[:_MOST_LINES]

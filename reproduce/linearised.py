@@ -8,23 +8,19 @@ is the same in sequences of 512, `exact_windows` runs layers with a window in bl
     python -m reproduce.linearised --device cuda
     python -m reproduce.linearised --architectures modernbert --ways original exact_windows optimized linearised \
         --lengths 512 2048 8192 --batch_tokens 512 --dtype float32              # one text, some minutes on 2 cores
-
-Results: benchmarks/linearised_h100_202611, windows_zen4-2-cores_202611. Text: none, random tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import multiprocessing
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 import pandas
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 from transformers import (
@@ -41,7 +37,7 @@ from linformer_cli.settings.declare import Count, Counts, Machine, Measurement, 
 from linformer_kit.analysis.measure import Mode, dtype_of, in_fresh_process, interleaved, peak_bytes, runner, summary
 from linformer_kit.environment import device_of
 from linformer_kit.linearized.linearize import linearize, optimize
-from reproduce.common import NAMES, Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
+from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, run
 
 PIECE = 512  # tokens
 Architecture = Literal["minilm", "modernbert", "embeddinggemma"]
@@ -65,7 +61,6 @@ class Settings(ScriptSettings):
     repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder at each length.
     seconds: Measurement[Count] = 10  # Time limit for all timed runs of one encoder at one length.
     memory: Measurement[bool] = True  # Measure memory, in one more run of each.
-    busy: Measurement[bool] = False  # Measure beside another process that keeps one core busy.
     device: Machine[str] = "cpu"  # Device to measure: `cpu` or `cuda`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
@@ -104,22 +99,21 @@ def measure(settings: Settings, results: Results) -> None:
     """Add a record for each encoder, length and mode."""
     device = device_of(settings.device)
     dtype = dtype_of(settings.dtype, device)
-    for n in tqdm(settings.lengths, desc="lengths"):
-        for architecture in settings.architectures:
-            for mode in settings.modes:
-                case = Case(architecture, mode, n, max(1, settings.batch_tokens // n), device, getattr(torch, dtype))
-                key = {"architecture": architecture, "mode": mode, "n": n}
-                missing = [way for way in settings.ways if results.find(**key, way=way) is None]
-                outputs: dict[Way, Any] = {}
-                runs = {way: case.prepared(way, outputs) for way in missing}
-                limits = {"repetitions": settings.repetitions, "seconds": settings.seconds}
-                with other_load(settings.busy):
-                    timings = interleaved(runs, device=device, **limits)
-                del runs
-                for way, taken in timings.items():
-                    record = {**key, "way": way, "batch": case.batch, "dtype": dtype, **summary(taken)}
-                    memory = {"peak_bytes": case.memory(way)} if settings.memory else {}
-                    results.add(**record, **difference(way, outputs), **memory)
+    cases = list(itertools.product(settings.lengths, settings.architectures, settings.modes))
+    for n, architecture, mode in tqdm(cases, desc="encoders"):
+        case = Case(architecture, mode, n, max(1, settings.batch_tokens // n), device, getattr(torch, dtype))
+        key = {"architecture": architecture, "mode": mode, "n": n}
+        missing = [way for way in settings.ways if results.find(**key, way=way) is None]
+        outputs: dict[Way, Any] = {}
+        runs = {way: case.prepared(way, outputs) for way in missing}
+        timings = interleaved(runs, device=device, repetitions=settings.repetitions, seconds=settings.seconds)
+        del runs  # the models
+        for way, taken in timings.items():
+            record = {"batch": case.batch, "dtype": dtype, **summary(taken), **difference(way, outputs)}
+            if settings.memory:
+                fresh = device.type == "cpu"
+                record["peak_bytes"] = in_fresh_process(Case.peak, case, way) if fresh else case.peak(way)
+            results.add(**key, way=way, **record)
 
 
 class Case(NamedTuple):
@@ -132,10 +126,10 @@ class Case(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
-    def prepared(self, way: Way, outputs: dict[Way, Any] | None = None) -> Callable[[], object]:
+    def prepared(self, way: Way, outputs: dict[Way, Any]) -> Callable[[], object]:
         """A function for one run of an encoder, which also keeps the output of a forward pass."""
         step = runner(self.model(way), self.ids(way), self.mode)
-        if self.mode == "train" or outputs is None or way not in ("original", *EXACT):
+        if self.mode == "train" or way not in ("original", *EXACT):
             return step
         return lambda: outputs.update({way: step()})
 
@@ -149,11 +143,11 @@ class Case(NamedTuple):
         ids = torch.randint(5, 1000, (self.batch, self.n), generator=generator).to(self.device)
         return ids.view(-1, PIECE) if way == "pieces" else ids
 
-    def memory(self, way: Way) -> int:
-        """Peak bytes of one run beyond weights; on a CPU in a fresh process."""
-        if self.device.type == "cpu":
-            return in_fresh_process(peak_of, self, way)
-        return peak_of(self, way)
+    def peak(self, way: Way) -> int:
+        """Peak bytes of one run beyond weights, after one of 64 tokens that initialises libraries."""
+        model, ids = self.model(way), self.ids(way)
+        runner(model, ids[:1, :64], self.mode)()
+        return peak_bytes(runner(model, ids, self.mode), self.device)
 
 
 def difference(way: Way, outputs: dict[Way, Any]) -> Record:
@@ -164,58 +158,25 @@ def difference(way: Way, outputs: dict[Way, Any]) -> Record:
     return {"difference": float((outputs[way] - expected).abs().max()), "largest": float(expected.abs().max())}
 
 
-def peak_of(case: Case, way: Way) -> int:
-    """Peak bytes of one run, after one of 64 tokens that initialises libraries."""
-    model, ids = case.model(way), case.ids(way)
-    runner(model, ids[:1, :64], case.mode)()
-    return peak_bytes(runner(model, ids, case.mode), case.device)
-
-
-@contextlib.contextmanager
-def other_load(busy: bool) -> Iterator[None]:
-    """Keep one core busy meanwhile, if asked for."""
-    process = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
-    if busy:
-        process.start()
-    try:
-        yield
-    finally:
-        if busy:
-            process.kill()
-
-
-def spin() -> None:
-    """Compute until killed."""
-    while True:
-        pass
-
-
-def frame_of(content: Record) -> pandas.DataFrame:
-    """The records with the time of a token in µs, and the speed as a multiple of the original's."""
-    frame = pandas.DataFrame(content["records"]).replace({"way": NAMES})
-    frame = frame.assign(token=frame["median_s"] / (frame["batch"] * frame["n"]) * 1e6)
-    if "busy" not in content["settings"]:  # results from before it
-        return frame
-    keys = ["architecture", "mode", "n"]
-    of_original = frame[frame["way"] == "original"].set_index(keys)["median_s"]
-    return frame.assign(speed=frame.set_index(keys).index.map(of_original).to_numpy() / frame["median_s"])
-
-
 def table(content: Record) -> str:
     """Time, speed, peak memory and differences of outputs, by length."""
-    frame, settings = frame_of(content), content["settings"]
+    settings, frame = content["settings"], pandas.DataFrame(content["records"]).replace({"way": NAMES})
+    keys = ["architecture", "mode", "n"]
+    frame["token"] = frame["median_s"] / (frame["batch"] * frame["n"]) * 1e6
+    if "ways" in settings:  # not in results from before it
+        of_original = frame[frame["way"] == "original"].set_index(keys)["median_s"]
+        frame["speed"] = frame.set_index(keys).index.map(of_original).to_numpy() / frame["median_s"]
     one = bool((frame["batch"] == 1).all())
     tokens = "one text" if one else f"{settings['batch_tokens']:,} tokens"
-    beside = ", beside a process that keeps a core busy" if settings.get("busy") else ""
+    beside = ", beside a process that keeps a core busy" if settings.get("busy") else ""  # started by hand
     parts = [
-        f"""# Linearised encoders beside their originals, {content["records"][0]["dtype"]}
+        f"""# Linearised encoders beside their originals, {frame["dtype"].iloc[0]}
 
 Batches of {tokens}, medians of up to {settings["repetitions"]} runs,
 all ways of one length in turn{beside}; random weights and tokens, embeddings included."""
     ]
-    time = ("median_s", "seconds for a text", "{:,.3f}", 1) if one else ("token", "µs for a token", "{:,.3f}", 1)
     columns = (
-        time,
+        ("median_s", "seconds for a text", "{:,.3f}", 1) if one else ("token", "µs for a token", "{:,.3f}", 1),
         ("speed", "times as fast as the original", "{:.2f}", 1),
         ("peak_bytes", "peak of a batch in MiB", "{:,.0f}", 2**20),
         ("difference", "largest difference of an output from the original's", "{:.1e}", 1),
@@ -230,20 +191,5 @@ all ways of one length in turn{beside}; random weights and tokens, embeddings in
     return "\n\n".join(parts)
 
 
-def draw(content: Record) -> Figure:
-    """Time of a token by length, a panel for each architecture and mode."""
-    frame = frame_of(content)
-    groups = list(frame.groupby(["architecture", "mode"], sort=False))
-    figure, panels = new_panels(len(groups), (4.8, 3.8))
-    for axes, ((architecture, mode), part) in zip(panels, groups, strict=True):
-        for way, line in part.groupby("way", sort=False):
-            axes.plot(line["n"], line["token"], "o-", markersize=4, label=way)
-        axes.set_title(f"{architecture}, {mode}")
-        axes.set_ylabel("µs for a token")
-        length_axis(axes, sorted(part["n"].unique()))
-        axes.legend(fontsize=8)
-    return figure
-
-
 if __name__ == "__main__":
-    run(Settings, measure, table, draw)
+    run(Settings, measure, table)

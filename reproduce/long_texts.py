@@ -38,17 +38,11 @@ MOST_PASSKEYS = len(FIRST_NAMES) * len(LAST_NAMES)
 
 @dataclass(frozen=True)
 class LongText:
-    """A text and its tokens, special tokens not included.
-
-    Attributes:
-        text: The text.
-        starts: First character of each token.
-        ends: The character after each token.
-    """
+    """A text and its tokens, special tokens not included."""
 
     text: str
-    starts: np.ndarray
-    ends: np.ndarray
+    starts: np.ndarray  # first character of each token
+    ends: np.ndarray  # the character after each token
 
     @property
     def tokens(self) -> int:
@@ -94,18 +88,10 @@ def with_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, kee
 def draw_texts(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, least: int, keep: int, count: int, field: str
 ) -> list[LongText]:
-    """Draw different texts at random.
-
-    Args:
-        texts: All texts; of equal ones, one is used.
-        tokenizer: A fast tokenizer.
-        least: Minimum number of tokens.
-        keep: As for `with_tokens`.
-        count: Number of texts.
-        field: Name of the setting of their number.
+    """Draw `count` different texts of at least so many tokens at random, by a fast tokenizer.
 
     Raises:
-        InputError: if there are fewer.
+        InputError: if there are fewer; it names the field.
     """
     different = [text for text in dict.fromkeys(texts) if len(text) >= least]  # a token has one character or more
     drawn: list[LongText] = []
@@ -124,15 +110,10 @@ def draw_texts(
 def draw_sentences(
     texts: Sequence[LongText], ranges: Sequence[tuple[int, int]], *, least: int, count: int
 ) -> list[tuple[str, int, int]]:
-    """Draw a sentence from each range of tokens of `count` texts.
+    """Draw a sentence from each range of tokens of `count` texts that have at least so many tokens.
 
-    A sentence that occurs twice, in one text or in two, is not drawn.
-
-    Args:
-        texts: All texts that are searched.
-        ranges: First token of each range and the token after its last; the sentence lies completely in it.
-        least: Minimum number of tokens of the texts to draw from.
-        count: Number of texts to draw from.
+    A sentence lies completely in its range, from its first token to before its end. One that occurs twice, in one text
+    or in two, is not drawn.
 
     Returns:
         Sentences, each with the index of its text and that of its range.
@@ -183,16 +164,10 @@ def draw_passkeys(count: int) -> list[Passkey]:
 
 
 def hide(passkey: Passkey, text: LongText, *, tokens: int, count: Callable[[str], int]) -> str:
-    """The first tokens of a text with the passkey between two of its sentences, at its depth.
-
-    Args:
-        passkey: The passkey.
-        text: The text around it.
-        tokens: Tokens of the result, passkey included.
-        count: Gives the number of tokens of a sentence.
+    """The first `tokens` of a text with the passkey, which counts too, between two of its sentences, at its depth.
 
     Raises:
-        InputError: if the passkey does not fit.
+        InputError: if the passkey, of so many tokens as `count` gives, does not fit.
     """
     own = count(passkey.sentence)
     if own >= tokens:

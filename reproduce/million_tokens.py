@@ -8,31 +8,28 @@ and little else.
 
 The model of the long pass has random weights and is made for that length; the pass runs once, without a warm-up, in the
 same fresh process after the short one.
-Result: benchmarks/long-bfloat16_epyc-2-cores_202611. Text: none, random tokens.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import pandas
 import torch
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, Encoder, Length, Measurement, settings
 from linformer_kit.analysis.measure import (
-    build,
     dtype_of,
     encoder_of,
     in_fresh_process,
     interleaved,
     peak_bytes,
-    random_ids,
-    runner,
+    prepared,
     summary,
 )
 from linformer_kit.environment import device_of
 from reproduce.common import CostSettings, Record, Results, markdown, run
+from reproduce.table3_figure2 import weight_bytes
 
 SECONDS = 60.0  # for all runs over the short sequence
 
@@ -63,18 +60,16 @@ def measure(settings: Settings, results: Results) -> None:
 
 def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[dict[str, Any]]:
     """Time the short sequence, then time one pass over the long one with its peak memory; in a fresh process."""
+    kind = getattr(torch, dtype)
     depth = {"num_hidden_layers": settings.layers, "vocab_size": settings.vocab_size}
     lengths = (settings.reference_length, settings.n)
     short, long = (encoder_of(settings, "linformer", n, settings.projected_dim, **depth) for n in lengths)
-    ids = random_ids(short, 1, device)
-    run_short = runner(build(short, device, getattr(torch, dtype)), ids, "forward")
+    run_short, weights = prepared(short, 1, "forward", device, kind), weight_bytes(long, kind)
     runs = interleaved({"": run_short}, device=device, repetitions=settings.repetitions, seconds=SECONDS)[""]
     del run_short  # its memory
-    model = build(long, device, getattr(torch, dtype))
-    run_long = runner(model, random_ids(long, 1, device), "forward")
+    run_long = prepared(long, 1, "forward", device, kind)
     taken: list[float] = []
     peak = peak_bytes(lambda: taken.extend(interleaved({"": run_long}, device=device, repetitions=0)[""]), device)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return [
         {"n": short.seq_len, "dtype": dtype, **summary(runs)},
         {"n": long.seq_len, "dtype": dtype, **summary(taken), "peak_bytes": peak, "weight_bytes": weights},
@@ -102,7 +97,7 @@ Linformer encoder, {long["dtype"]}: {settings["layers"]} layers, width {settings
 k {settings["projected_dim"]:,}, one E = F in all layers, vocabulary {settings["vocab_size"]:,};
 random weights and tokens; a model for each length.
 
-{markdown(pandas.DataFrame(rows))}
+{markdown(rows)}
 
 - Time per token against that at {short["n"]:,}: {ratio:.3f} ×.
 - Weights: {long["weight_bytes"] / 2**30:.3f} GiB. Hidden states of one layer: {hidden / 2**30:.3f} GiB.

@@ -29,29 +29,19 @@ WINDOW = 512  # tokens; Longformer's window, and the largest of ours
 LANDMARKS, LANDMARK_CONVOLUTION = 64, 65
 LSH_CHUNK, LSH_HASHES = 64, 1
 
-CPU = torch.device("cpu")
 Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among them, and the device to a layer
 
 
 @dataclass(frozen=True)
 class System:
-    """One kind of encoder layer.
+    """One kind of encoder layer."""
 
-    Attributes:
-        label: Its name in tables.
-        complexity: Complexity in the length n, by Table 1 of the Linformer paper, or by the paper named in the note.
-        note: The implementation measured.
-        build: Builds a module from `[batch, n, hidden_size]` to the same.
-        projected: Whether it has a k.
-        package: Optional distribution that it comes from, if any.
-    """
-
-    label: str
-    complexity: str
-    note: str
-    build: Build
-    projected: bool = False
-    package: str | None = None
+    label: str  # its name in tables
+    complexity: str  # in the length n, by Table 1 of the Linformer paper, or by the paper named in the note
+    note: str  # the implementation measured
+    build: Build  # builds a module from `[batch, n, hidden_size]` to the same
+    projected: bool = False  # whether it has a k
+    package: str | None = None  # optional distribution that it comes from, if any
 
 
 SYSTEMS: dict[str, System] = {}  # in the order of the tables, that of this file
@@ -109,7 +99,7 @@ def config_fields(sizes: Encoder) -> dict[str, Any]:
 
 def one_layer(kind: Kind, sizes: Encoder) -> nn.Module:
     """The encoder of a one-layer model of linformer_kit.analysis."""
-    return build(replace(sizes, kind=kind), CPU, torch.float32).encoder  # type: ignore[return-value]
+    return build(replace(sizes, kind=kind), torch.device("cpu"), torch.float32).encoder  # type: ignore[return-value]
 
 
 def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", window: int = 0) -> nn.Module:
@@ -209,12 +199,12 @@ def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
 )
 def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
     config = transformers.ReformerConfig(
+        vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         num_attention_heads=sizes.num_attention_heads,
+        hidden_act="gelu",
         attention_head_size=sizes.hidden_size // sizes.num_attention_heads,
         feed_forward_size=sizes.intermediate_size,
-        hidden_act="gelu",
-        vocab_size=sizes.vocab_size,
         attn_layers=["lsh"],
         lsh_attn_chunk_length=LSH_CHUNK,
         num_hashes=LSH_HASHES,

@@ -10,7 +10,6 @@ accuracy: windows, blocks and hashes are those of each paper's own models.
     python -m reproduce.table1 --systems linformer window-64 longformer full --projected_dims 128
 
 Systems that are not installed (`pip install -e ".[peers]"`), fail or take over 10 s are listed with the reason.
-Results: benchmarks/systems-*, on processors with and without AVX-512. Text: none, random hidden states.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ PANELS = {
     "Other Linformers": ("plain", "lucidrains", "tatp22"),
 }
 MARKERS = ("o", "s", "^", "D", "v")
+Key = tuple[str, int | None]  # system and k
 SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes longer is skipped at longer ones
 
 
@@ -60,9 +60,6 @@ class Settings(CostSettings):
     # Values of k of the Linformers; all pairs with k < n are measured.
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [256])
     tokens: Measurement[Count] = 4096  # Number of tokens per batch, at least one sequence.
-
-
-Key = tuple[str, int | None]  # system and k
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -145,12 +142,8 @@ def reason_of(error: Exception, name: str) -> str:
 def fitted_exponent(lengths: list[int], seconds: list[float]) -> tuple[float, list[int]] | None:
     """p in time ∝ nᵖ for one sequence, and the lengths of the fit; None for fewer than two lengths.
 
-    Least squares of log time on log n over the longer half of the lengths, at least two: at short lengths the
-    feed-forward part dominates.
-
-    Args:
-        lengths: n in ascending order.
-        seconds: Time of one sequence of each.
+    Least squares of log time on log n over the longer half of the lengths, which ascend, at least two: at short lengths
+    the feed-forward part dominates.
     """
     upper = max(2, math.ceil(len(lengths) / 2))
     if len(lengths) < 2:
@@ -199,11 +192,11 @@ feed-forward {settings["intermediate_size"]}, {frame["dtype"].iloc[0]}, about {s
 at least one sequence. Time of a forward pass per token in µs, median; p in time ∝ nᵖ for one sequence,
 fitted over the lengths given.
 
-{markdown(pandas.DataFrame(rows).reindex(columns=columns))}
+{markdown(rows, columns)}
 
 ## Systems
 
-{markdown(pandas.DataFrame(systems))}
+{markdown(systems)}
 {against_peers(frame)}{not_run(content)}"""
 
 

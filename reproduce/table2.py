@@ -9,9 +9,6 @@ E and F (or W_P) also try the learning rates of these.
 
 With all texts an encoder of 4 layers, 128 wide, takes minutes for each training on two cores, MiniLM an hour; a GPU is
 used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in minutes what comes out.
-
-Results: benchmarks/table2-figure3_zen4-2-cores_202611 (encoders of 4 layers: no difference is clear, and none is better
-than the words alone) and benchmarks/table2-minilm_zen4-2-cores_202611 (MiniLM and its linear version: no difference).
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Task(NamedTuple):
     validation: str = "validation"  # the split with known classes
 
 
-TASKS = {
+TASKS: dict[TaskName, Task] = {
     "sst2": Task("SST-2", ("nyu-mll/glue", "sst2"), "sentence"),
     "imdb": Task("IMDB", ("stanfordnlp/imdb", None), "text", validation="test"),
     "qnli": Task("QNLI", ("nyu-mll/glue", "qnli"), "question", "sentence"),
@@ -69,6 +66,7 @@ TASKS = {
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation
+_OF_TRAININGS = ("max_train_samples", "max_eval_samples", "num_train_epochs", "per_device_train_batch_size")
 LEAST_POINTS = 2.0  # width of a panel of the figure, so that a small difference does not look large
 
 # Table 2 of Wang et al. 2020: accuracy in percent on SST-2, IMDB, QNLI and QQP, by n and model.
@@ -88,6 +86,7 @@ PAPER = {
 }
 
 Rates = tuple[float, float]  # learning rate, and that of E and F as a multiple of it
+Chosen = dict[str, dict[str, list[Record]]]  # trainings by model and task
 
 
 @settings
@@ -96,8 +95,7 @@ class Settings(ScriptSettings):
 
     # Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
     models: Training[list[ModelName]]
-    # Tasks to train on.
-    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: list(TASKS))  # Tasks to train on.
     seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0])  # Seeds of each model on each task.
     # Learning rates to try with the first seed.
     learning_rates: Training[list[Positive]] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
@@ -113,15 +111,8 @@ class Settings(ScriptSettings):
     per_device_train_batch_size: Training[Count] = 32  # Texts in an update.
 
 
-# What is measured
-
-
 def measure(settings: Settings, results: Results) -> None:
-    """Add the accuracy of the words alone on each task, and a record for each training.
-
-    Raises:
-        InputError: for models and texts that cannot be used.
-    """
+    """Add the accuracy of the words alone on each task, and a record for each training."""
     models = by_name(settings.models)
     keep_freed_memory()
     for task in settings.tasks:
@@ -132,11 +123,12 @@ def measure(settings: Settings, results: Results) -> None:
         few = settings.tuning_samples
         tuning = few if few is not None and few < len(texts.train) else None
         for name, model in models.items():
-            encoder = load_encoder(_finetune_settings(settings, model, task), texts.labels, seed=0).model
+            common = _finetune_settings(settings, model, task)
+            encoder = load_encoder(common, texts.labels, seed=0).model
             factors = settings.projection_learning_rate_factors
             factors = factors if projection_parameters(encoder) else factors[:1]
             several = list(itertools.product(settings.learning_rates, factors))
-            train = functools.partial(_train, results, name, task, _finetune_settings(settings, model, task))
+            train = functools.partial(_train, results, {"model": name, "task": task}, common)
             for rates in several if len(several) > 1 else ():
                 train(rates, settings.seeds[0], tuning)
             compared = _of(results.content["records"], name, task)
@@ -146,18 +138,12 @@ def measure(settings: Settings, results: Results) -> None:
 
 
 def _train(
-    results: Results,
-    name: str,
-    task: TaskName,
-    common: FinetuneSettings,
-    rates: Rates,
-    seed: int,
-    few: int | None = None,
+    results: Results, key: Record, common: FinetuneSettings, rates: Rates, seed: int, few: int | None = None
 ) -> None:
     """Fine-tune with one seed, on at most `few` texts, unless that is done; the accuracy is None if it diverged."""
     rate, factor = rates
-    key: Record = {"model": name, "task": task, "learning_rate": rate}
-    key |= {"projection_learning_rate_factor": factor, "seed": seed, "tuning": few is not None}
+    key = key | {"learning_rate": rate, "projection_learning_rate_factor": factor}
+    key |= {"seed": seed, "tuning": few is not None}
     if results.find(**key) is not None:
         return
     folder = results.folder / "-".join(map(str, key.values()))
@@ -195,10 +181,7 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         validation_file=[str(validation)],
         text_column=TASKS[task].text_column,
         text_pair_column=TASKS[task].text_pair_column,
-        max_train_samples=settings.max_train_samples,
-        max_eval_samples=settings.max_eval_samples,
-        num_train_epochs=settings.num_train_epochs,
-        per_device_train_batch_size=settings.per_device_train_batch_size,
+        **{name: getattr(settings, name) for name in _OF_TRAININGS},
         report_to="none",
     )
 
@@ -218,9 +201,7 @@ def files(task: TaskName, folder: Path) -> tuple[Path, Path]:
 def best_rates(records: list[Record], first: int) -> Rates:
     """The rates with the best accuracy with the first seed, in the comparison on fewer texts if there was one.
 
-    Args:
-        records: The trainings of one model on one task; one that diverged counts as an accuracy of 0.
-        first: The first seed.
+    The records are the trainings of one model on one task; one that diverged counts as an accuracy of 0.
     """
     compared = [record for record in records if record["tuning"]] or records
     accuracy = {_rates_of(record): record["accuracy"] or 0.0 for record in compared if record["seed"] == first}
@@ -230,9 +211,8 @@ def best_rates(records: list[Record], first: int) -> Rates:
 def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
     """Accuracy of a logistic regression that knows which words a text has, but not their order.
 
-    Args:
-        texts: Labelled texts; of a pair, the features say in how many of its texts each word is.
-        shared: Whether they tell the words that both texts of a pair have from those that one alone has.
+    Of a pair, the features say in how many of its texts each word is; `shared` tells the words that both have from
+    those that one alone has.
 
     Returns:
         The numbers of texts and, at the best of `STRENGTHS` on the validation texts, the accuracy.
@@ -266,21 +246,19 @@ def _word_features(words: CountVectorizer, examples: list[Example], *, shared: b
     return hstack([both, each[0] + each[1] - 2 * both]).tocsr()
 
 
-# Table and figure
-
-
 def table(content: Record) -> str:
     """Accuracy of each model on each task, differences to the first model, rates, and the paper's table."""
-    settings = content["settings"]
-    tasks = {task: TASKS[task].title for task in TASKS if task in settings["tasks"]}
-    first = names(content)[0]
+    settings, found = content["settings"], chosen(content)
+    first = next(iter(found))
+    titles: dict[str, str] = {task: each.title for task, each in TASKS.items() if task in found[first]}
     paper = [
-        {
-            "n": n,
-            "model": model,
-            **{tasks[task]: value for task, value in zip(TASKS, row, strict=True) if task in tasks},
-        }
+        {"n": n, "model": model}
+        | {titles[task]: value for task, value in zip(TASKS, row, strict=True) if task in titles}
         for (n, model), row in PAPER.items()
+    ]
+    rates: list[Record] = [
+        {"model": name} | {titles[task]: _shown(_rates_of(each[0])) if each else None for task, each in of.items()}
+        for name, of in found.items()
     ]
     parts = [
         "# Table 2: fine-tuned encoders",
@@ -288,33 +266,34 @@ def table(content: Record) -> str:
         f"texts in an update: {settings['per_device_train_batch_size']}; mean ± sample standard deviation over seeds, "
         "one seed where there is no ±. Learning rates and checkpoints, and the regularisation of the words' logistic "
         "regression, are chosen on the same texts, so all figures are slightly too high.",
-        markdown(pandas.DataFrame([*_accuracies(content, tasks), *_of_words(content, tasks)])),
+        markdown(pandas.DataFrame([*_accuracies(found, titles), *_of_words(content, titles)])),
     ]
-    if differences := _differences(content, tasks):
+    if differences := _differences(found, titles):
         parts += [
             f"## Differences to {first}",
             "In points, by seeds; then, with the first seed, the validation texts that one of the two alone classifies "
             "right, and the p of McNemar's exact test.",
-            markdown(pandas.DataFrame(differences)),
+            markdown(differences),
         ]
     parts += [
         "## Learning rates",
         f"The best for each model, × the multiple for E and F. {_tried(content)}",
-        markdown(pandas.DataFrame(_best(content, tasks))),
+        markdown(rates),
         "## The paper",
         "Models of base size, pretrained for 250,000 updates on 3.3 billion words; n and k in tokens.",
-        markdown(pandas.DataFrame(paper)),
+        markdown(paper),
     ]
     return "\n\n".join(parts)
 
 
-def names(content: Record) -> list[str]:
-    """The models, the first one first."""
-    return list(by_name(content["settings"]["models"]))
+def chosen(content: Record) -> Chosen:
+    """The trainings of each model, the first one first, on each task at its best rates, in the order of the seeds."""
+    settings = content["settings"]
+    tasks = [task for task in TASKS if task in settings["tasks"]]
+    return {name: {task: _at_best(content, name, task) for task in tasks} for name in by_name(settings["models"])}
 
 
-def chosen(content: Record, name: str, task: str) -> list[Record]:
-    """The trainings of a model on a task at its best rates, in the order of the seeds."""
+def _at_best(content: Record, name: str, task: str) -> list[Record]:
     records, seeds = _of(content["records"], name, task), content["settings"]["seeds"]
     best = best_rates(records, seeds[0]) if records else None
     shown = [record for record in records if not record["tuning"] and _rates_of(record) == best]
@@ -331,50 +310,45 @@ def _rates_of(record: Record) -> Rates:
     return record["learning_rate"], record["projection_learning_rate_factor"]
 
 
-def _accuracies(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
+def _percent(records: list[Record]) -> list[float]:
+    return [100 * record["accuracy"] for record in records]
+
+
+def _accuracies(found: Chosen, titles: dict[str, str]) -> Iterator[Record]:
     """A row for each model."""
-    for name in names(content):
-        found = {title: chosen(content, name, task) for task, title in tasks.items()}
-        means = [
-            statistics.fmean(100 * record["accuracy"] for record in records) for records in found.values() if records
-        ]
+    for name, by_task in found.items():
+        values = {titles[task]: _percent(records) for task, records in by_task.items()}
+        parameters = [f"{records[0]['parameters']:,}" for records in by_task.values() if records]
+        whole = all(values.values())
         yield {
             "model": name,
-            "parameters": next((f"{records[0]['parameters']:,}" for records in found.values() if records), None),
-            **{title: _spread(records) for title, records in found.items()},
-            "average": f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else None,
+            "parameters": parameters[0] if parameters else None,
+            **{title: mean_and_deviation(of, 2) if of else None for title, of in values.items()},
+            "average": f"{statistics.fmean(map(statistics.fmean, values.values())):.2f}" if whole else None,
         }
 
 
-def _of_words(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
+def _of_words(content: Record, titles: dict[str, str]) -> Iterator[Record]:
     """A row for each logistic regression on the words, and one for each number of texts."""
     records = [record for record in content["records"] if record["model"] in WORDS.values()]
     for words in WORDS.values():
-        found = {
-            tasks[record["task"]]: f"{100 * record['accuracy']:.2f}" for record in records if record["model"] == words
-        }
-        if found:
-            yield {"model": words} | found
+        if of := [record for record in records if record["model"] == words]:
+            yield {"model": words} | {titles[record["task"]]: f"{100 * record['accuracy']:.2f}" for record in of}
     for texts, title in (("train", "(training texts)"), ("validation", "(validation texts)")):
-        yield {"model": title} | {tasks[record["task"]]: f"{record[texts]:,}" for record in records}
+        yield {"model": title} | {titles[record["task"]]: f"{record[texts]:,}" for record in records}
 
 
-def _spread(records: list[Record]) -> str | None:
-    """Mean and standard deviation in percent."""
-    return mean_and_deviation([100 * record["accuracy"] for record in records], 2) if records else None
-
-
-def _differences(content: Record, tasks: dict[str, str]) -> list[Record]:
+def _differences(found: Chosen, titles: dict[str, str]) -> list[Record]:
     """Each model beside the first on each task, by seeds and by texts."""
-    first, *others = names(content)
+    first, *others = found
     rows = []
-    for name, (task, title) in itertools.product(others, tasks.items()):
-        theirs = {record["seed"]: record for record in chosen(content, first, task)}
-        pairs = [(ours, theirs[ours["seed"]]) for ours in chosen(content, name, task) if ours["seed"] in theirs]
+    for name, task in itertools.product(others, titles):
+        theirs = {record["seed"]: record for record in found[first][task]}
+        pairs = [(ours, theirs[ours["seed"]]) for ours in found[name][task] if ours["seed"] in theirs]
         if pairs:
             points = [100 * (ours["accuracy"] - other["accuracy"]) for ours, other in pairs]
             only_ours, only_theirs, p = mcnemar(*(record["right"] for record in pairs[0]))
-            row = {"model": name, "task": title, "difference": mean_and_deviation(points, 2, sign="+")}
+            row = {"model": name, "task": titles[task], "difference": mean_and_deviation(points, 2, sign="+")}
             rows.append(
                 row | {"only the model": f"{only_ours:,}", f"only {first}": f"{only_theirs:,}", "p": f"{p:.3g}"}
             )
@@ -384,21 +358,12 @@ def _differences(content: Record, tasks: dict[str, str]) -> list[Record]:
 def mcnemar(ours: str, theirs: str) -> tuple[int, int, float]:
     """Texts that one of two classifiers alone has right, and the p of McNemar's exact test.
 
-    Args:
-        ours: A bit for each text, 1 where the first is right, as hexadecimal digits.
-        theirs: The same of the second.
+    Of each classifier: a bit for each text, 1 where it is right, as hexadecimal digits.
     """
     right = [np.unpackbits(np.frombuffer(bytes.fromhex(each), np.uint8)).astype(bool) for each in (ours, theirs)]
     only_ours, only_theirs = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
     different = only_ours + only_theirs
     return only_ours, only_theirs, binomtest(only_ours, different).pvalue if different else 1.0
-
-
-def _best(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
-    """The best rates of each model, by task."""
-    for name in names(content):
-        found = {title: chosen(content, name, task) for task, title in tasks.items()}
-        yield {"model": name} | {title: _shown(_rates_of(each[0])) if each else None for title, each in found.items()}
 
 
 def _tried(content: Record) -> str:
@@ -423,8 +388,9 @@ def _shown(rates: Rates) -> str:
 
 def draw(content: Record) -> Figure | None:
     """A panel for each task, a row for each model: accuracy with each seed; lines for the first model and the words."""
-    labels = [shortened(name, 30) for name in names(content)]
-    found = {task: [chosen(content, name, task) for name in names(content)] for task in content["settings"]["tasks"]}
+    models = chosen(content)
+    labels = [shortened(name, 30) for name in models]
+    found = {task: [of[task] for of in models.values()] for task in content["settings"]["tasks"]}
     found = {task: by_model for task, by_model in found.items() if any(by_model)}
     if not found:
         return None
@@ -432,7 +398,7 @@ def draw(content: Record) -> Figure | None:
     figure, ((*panels,),) = new_figure(size, 1, len(found), squeeze=False, sharey=True)
     for axes, (task, by_model) in zip(panels, found.items(), strict=True):
         for row, records in enumerate(by_model):
-            if values := [100 * record["accuracy"] for record in records]:
+            if values := _percent(records):
                 mean = statistics.fmean(values)
                 axes.plot(mean, row, "o", color="lightskyblue", label="mean")
                 axes.plot(values, [row] * len(values), "|", color="tab:blue", markersize=10, label="each seed")

@@ -11,8 +11,6 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
 pass takes over 10 s.
-Results: benchmarks/forward-bfloat16_epyc-2-cores_202611, forward-and-training-float32_zen3-2-cores_202611,
-table3_h100_202611, small-batches_h100_202611 (`--batch_tokens 1`). Text: none, random tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import pandas
 import psutil
@@ -80,7 +78,8 @@ PAPER_MEMORY: Published = {
     32768: {128: 56, 256: 48, 512: 36, 1024: 18, 2048: 16},
     65536: {128: 60, 256: 52, 512: 40, 1024: 20, 2048: 18},
 }
-BASELINES: dict[str, str] = {
+Baseline = Literal["full", "roberta", "eager"]
+BASELINES: dict[Baseline, str] = {
     "full": 'this package\'s, attention="full" (scaled_dot_product_attention)',
     "roberta": "transformers' RobertaModel (scaled_dot_product_attention)",
     "eager": "transformers' RobertaModel with a stored n × n matrix (eager), as in the paper",
@@ -105,9 +104,7 @@ class Settings(CostSettings):
     # Values of k; all pairs with k < n are measured.
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
     # Transformers to compare with.
-    baselines: Measurement[list[Literal["full", "roberta", "eager"]]] = field(
-        default_factory=lambda: ["full", "roberta", "eager"]
-    )
+    baselines: Measurement[list[Baseline]] = field(default_factory=lambda: list(BASELINES))
     # Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs in
     # 16 GiB.
     memory: Measurement[bool] = True
@@ -126,9 +123,7 @@ def measure(settings: Settings, results: Results) -> None:
     if settings.memory and not can_measure_memory(device):
         raise InputError("memory: expected false, because memory of a CPU is measured on Linux only, got true")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
-        layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
-        kinds = encoders_of(settings, n)
-        encoders = [encoder_of(settings, kind, n, k, num_hidden_layers=layers) for kind, k in kinds]
+        encoders = encoders_of(settings, n, LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1)
         for mode in settings.modes:
             add_times(settings, variants(settings, encoders), mode, device, results)
             if settings.memory and "no" in settings.compile:
@@ -136,10 +131,11 @@ def measure(settings: Settings, results: Results) -> None:
                     add_memory(settings, encoder, mode, device, results)
 
 
-def encoders_of(settings: Settings, n: int) -> list[tuple[Kind, int | None]]:
-    """Kind and k of the encoders of a length, Transformers first."""
-    baselines: list[tuple[Kind, int | None]] = [(kind, None) for kind in settings.baselines]
-    return baselines + [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
+def encoders_of(settings: Settings, n: int, layers: int) -> list[Encoder]:
+    """The encoders of a length, Transformers first."""
+    kinds: list[tuple[Kind, int | None]] = [(kind, None) for kind in settings.baselines]
+    kinds += [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
+    return [encoder_of(settings, kind, n, k, num_hidden_layers=layers) for kind, k in kinds]
 
 
 def variants(settings: Settings, encoders: list[Encoder]) -> list[Variant]:
@@ -172,22 +168,15 @@ def operations(encoder: Encoder, mode: str) -> float:
     return 2 * (mapped + keys_and_values) * (3 if mode == "train" else 1)
 
 
-def key_of(encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> dict[str, Any]:
-    """The fields that name a record."""
-    named: dict[str, Any] = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
-    if compiled != "no":
-        named["compiled"] = compiled
-    return {"measured": measured, "mode": mode, **named}
-
-
-def is_measured(results: Results, encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> bool:
-    """Whether there is a record."""
-    return results.find(**{"compiled": None} | key_of(encoder, mode, measured, compiled)) is not None
+def key_of(encoder: Encoder, mode: Mode, measured: str, compiled: Compiled = "no") -> Record:
+    """The fields that name a record; `compiled` is None for an encoder as it is."""
+    named = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
+    return {"measured": measured, "mode": mode, **named, "compiled": None if compiled == "no" else compiled}
 
 
 def add_times(settings: Settings, every: list[Variant], mode: Mode, device: torch.device, results: Results) -> None:
     """Time the encoders of one length alternately; on an accelerator with the peak memory beside all weights."""
-    missing = [(encoder, how) for encoder, how in every if not is_measured(results, encoder, mode, "time", how)]
+    missing = [(encoder, how) for encoder, how in every if not results.find(**key_of(encoder, mode, "time", how))]
     dtype = dtype_of(settings.dtype, device)
     batch = batch_of(settings.batch_tokens, every[0][0].seq_len, device)
     torch.compiler.reset()  # programs of other lengths would count towards the limit of programs
@@ -233,9 +222,10 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
     keeps its own, and with several layers, memory needed only once counts less.
     """
     key = key_of(encoder, mode, "memory")
-    if is_measured(results, encoder, mode, "memory"):
+    if results.find(**key) is not None:
         return
     dtype = dtype_of(settings.dtype, device)
+    kind = getattr(torch, dtype)
     timed = results.find(**key_of(encoder, mode, "time")) or {}
     slow = encoder.kind in ("full", "roberta") and timed.get("median_s", 0) > SECONDS
     layers = LAYERS if device.type != "cpu" else {"forward": 1, "train": 4}[mode]
@@ -245,19 +235,17 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
         results.add(**key, skipped=True)
         return
     try:
-        peak = memory_of(encoder, batch, mode, device, getattr(torch, dtype))
+        peak = memory_of(encoder, batch, mode, device, kind)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         results.add(**key, skipped=True, failed=str(error).partition("\n")[0])
         return
-    weights = weight_bytes(encoder, getattr(torch, dtype))
+    weights = weight_bytes(replace(encoder, num_hidden_layers=LAYERS), kind)
     record = {"batch": batch, "layers": layers, "peak_bytes": peak, "weight_bytes": weights}
     if device.type == "cuda":
         first = int(largest_batches(pandas.DataFrame([record | {"mode": mode}])).iloc[0])
-        record["largest_batch"] = largest_batch(
-            encoder, mode, device, getattr(torch, dtype), budget=BUDGET, first=first
-        )
+        record["largest_batch"] = largest_batch(encoder, mode, device, kind, budget=BUDGET, first=first)
     results.add(**key, **record)
 
 
@@ -277,20 +265,10 @@ def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> floa
 def largest_batch(
     encoder: Encoder, mode: Mode, device: torch.device, dtype: torch.dtype, *, budget: int, first: int
 ) -> int:
-    """The largest batch that runs on a CUDA device within a budget of memory, weights and gradients included.
+    """The largest batch that runs on a CUDA device within a budget in bytes, weights and gradients included.
 
-    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not.
-
-    Args:
-        encoder: The encoder.
-        mode: A forward pass, or a forward and a backward pass without an optimiser.
-        device: The device.
-        dtype: Data type of weights and activations.
-        budget: Bytes that torch may take.
-        first: First guess.
-
-    Returns:
-        The number of sequences, 0 if not even one fits.
+    Batches are run, from the first guess on, 8 % larger or smaller each time, until one runs and the next does not; 0
+    if not even one sequence fits. A training step has no optimiser.
     """
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info(device)[1], device)
@@ -311,8 +289,8 @@ def largest_batch(
 
 
 def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
-    """Bytes of the parameters with `LAYERS` layers."""
-    model = build(replace(encoder, num_hidden_layers=LAYERS), torch.device("meta"), dtype)
+    """Bytes of the parameters."""
+    model = build(encoder, torch.device("meta"), dtype)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -396,7 +374,7 @@ def label(compiled: str) -> str:
     return "compiled" if compiled == "default" else f"compiled ({compiled})"
 
 
-def time_table(content: Record, frame: pandas.DataFrame) -> str:
+def time_table(settings: Record, frame: pandas.DataFrame, product: float | None) -> str:
     """Time of a batch, and of one layer per token; on a GPU also memory and the share of its best product."""
     shown = pandas.DataFrame({"n": frame["n"].map("{:,}".format), "batch": frame["batch"].astype(int)})
     shown["layers"] = frame["layers"].astype(int)
@@ -406,11 +384,10 @@ def time_table(content: Record, frame: pandas.DataFrame) -> str:
     shown["least – most, ms"] = low + " – " + high
     shown["runs"] = frame["runs"].astype(int)
     shown["token and layer, µs"] = frame["cost"].mul(1e6).map("{:,.3g}".format)
-    product = next((record["rate"] for record in content["records"] if record["measured"] == "product"), None)
     if product is not None:
-        settings = Settings(**{name: value for name, value in content["settings"].items() if name != "device"})
+        widths = Settings(**{name: value for name, value in settings.items() if name != "device"})
         needed = [
-            operations(encoder_of(settings, kind, n, None if math.isnan(k) else int(k)), mode)
+            operations(encoder_of(widths, kind, n, None if math.isnan(k) else int(k)), mode)
             for kind, n, k, mode in frame[["encoder", "n", "k", "mode"]].itertuples(index=False)
         ]
         shown["share of the best product"] = (needed / frame["cost"] / product).map("{:.2f}".format)
@@ -434,8 +411,8 @@ def table(content: Record) -> str:
     """Time and memory saved against each Transformer, with the paper's figures, then the measurements."""
     settings = content["settings"]
     dtype = next(record["dtype"] for record in content["records"] if record["measured"] == "time")
-    product = next((record for record in content["records"] if record["measured"] == "product"), None)
-    rate = 0.0 if product is None else product["rate"] / 1e12
+    product = next((record["rate"] for record in content["records"] if record["measured"] == "product"), None)
+    rate = (product or 0.0) / 1e12
     ran = f"""found by running them.
 The best product of the card, of two matrices of {PRODUCT:,} × {PRODUCT:,}, has {rate:,.0f} TFLOP/s; its share
 counts the products of a pass alone. Compiled: torch.compile of each layer; reduce-overhead: of the model."""
@@ -459,7 +436,7 @@ process of its own); saved is the ratio of the largest batches in 16 GiB beside 
                 for name in (name for name in BASELINES if name in set(part["encoder"])):
                     ratios = grid(saved(part, name), paper_of(mode, what == "time"))
                     parts.append(f"## {MODES[mode]}: {what} saved against {BASELINES[name]}{suffix}\n\n{ratios}")
-            measured = time_table(content, frame) if what == "time" else memory_table(frame)
+            measured = time_table(settings, frame, product) if what == "time" else memory_table(frame)
             parts.append(f"## {MODES[mode]}: {what}\n\n{measured}")
     return "\n\n".join(parts)
 

@@ -7,8 +7,7 @@ two outputs that need no attention at all (0, and the mean of V).
 
     python -m reproduce.theorems --model sentence-transformers/all-MiniLM-L6-v2 --text_file WIKIPEDIA
 
-Result: benchmarks/theorems_xeon-2-cores_202611 (one core of a Xeon, 16 minutes). Without --model: random attention
-alone, 5 minutes.
+16 minutes on one core. Without --model: random attention alone, 5 minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
-import pandas
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -32,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError
-from linformer_cli.settings.declare import CountOrZero, File, Measurement, ModelName, Seed, settings
+from linformer_cli.settings.declare import Count, CountOrZero, File, Measurement, ModelName, Seed, settings
 from linformer_kit.analysis.spectrum import sequence_length, sequences
 from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
@@ -47,8 +45,6 @@ _RANDOM_MATRICES = 3
 _DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, which are few, and for k up to n
 _RECORDING = "recording"  # name of an attention function of transformers
 
-
-Most = Annotated[int, Field(ge=1, le=10**6)]
 Size = Annotated[int, Field(ge=2, le=10**6)]
 Bound = Annotated[float, Field(ge=0.01, lt=1)]
 
@@ -63,7 +59,7 @@ class Settings(ScriptSettings):
     text_file: Measurement[list[File] | None] = None
     # Its layers, counted from 0; default: the first, the middle and the last.
     layers: Measurement[list[CountOrZero] | None] = None
-    samples: Measurement[Most] = 4  # Number of its sequences to measure.
+    samples: Measurement[Count] = 4  # Number of its sequences to measure.
     # Values of n for random attention.
     lengths: Measurement[list[Size]] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
     head_dim: Measurement[Size] = 64  # d of random attention.
@@ -71,11 +67,8 @@ class Settings(ScriptSettings):
     epsilons: Measurement[list[Bound]] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
     # Number of random matrices R for each random attention matrix; a quarter as many for the attention of the model,
     # and for k > n.
-    draws: Measurement[Most] = 20
+    draws: Measurement[Count] = 20
     seed: Measurement[Seed] = 0  # Seed of all random numbers.
-
-
-# What the theorems say.
 
 
 def theorem1_dim(n: int, epsilon: float) -> int:
@@ -147,9 +140,6 @@ def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
     return windows / windows.sum(dim=1, keepdim=True)
 
 
-# Errors.
-
-
 def theorem1_errors(mapping: Tensor, value: Tensor, exact: Tensor, approximate: Tensor) -> dict[str, Tensor]:
     """|P̃·w - P·w| by three measures, w being a column of V.
 
@@ -214,9 +204,6 @@ class Meter:
             yield entry
 
 
-# The measurement.
-
-
 def measure(settings: Settings, results: Results) -> None:
     """Add the errors on each kind of attention."""
     if settings.model is not None and results.find(attention="model") is None:
@@ -237,16 +224,12 @@ def _heads_of_model(settings: Settings) -> list[Heads]:
     if len(ids) < settings.samples:
         expected = f"{settings.samples} sequences of {n} tokens"
         raise InputError(f"text_file: expected {expected}, got {len(ids)} in {files.name}")
-    heads: dict[int, list[Heads]] = {}
-    for sequence in ids:
-        for layer, states in enumerate(_heads_of_layers(model, torch.tensor([sequence]))):
-            if settings.layers is None or layer in settings.layers:
-                heads.setdefault(layer, []).append(Heads(*(each.double() for each in states)))
-    layers = settings.layers or sorted({round(share * max(heads)) for share in (0, 0.5, 1)})
-    for layer in layers:
-        if layer not in heads:
-            raise InputError(f"layers: expected layers of the {model.config.model_type}, got {layer}")
-    return [each for layer in layers for each in heads[layer]]
+    texts = [_heads_of_layers(model, torch.tensor([sequence])) for sequence in ids]
+    count = len(texts[0])
+    layers = settings.layers or sorted({round(share * (count - 1)) for share in (0, 0.5, 1)})
+    if max(layers) >= count:
+        raise InputError(f"layers: expected layers of the {model.config.model_type}, got {max(layers)}")
+    return [Heads(*(each.double() for each in text[layer])) for layer in layers for text in texts]
 
 
 @torch.no_grad()
@@ -317,9 +300,6 @@ def _outputs(
             if k in dims:
                 yield 2, "proof, δ = 1", k, heads.projected(*theorem2_matrices(r, 1.0))
                 yield 2, SECOND, k, heads.projected(*theorem2_matrices(r, 2.0**-n))
-
-
-# Tables and figure.
 
 
 def of_case(content: Record, attention: str, n: int, theorem: int) -> dict[str, list[Record]]:
@@ -404,7 +384,7 @@ def table(content: Record) -> str:
             )
             ks = {method: needed(records, "relative", place) for method, records in twos.items()}
             relative.append(row | {method: "none" if k is None else f"{k:,}" for method, k in ks.items()})
-    tables = (markdown(pandas.DataFrame(rows)) for rows in (first, second, relative))
+    tables = (markdown(rows) for rows in (first, second, relative))
     about = f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. "
     if settings["model"] is not None:
         text = ", ".join(settings["text_file"] or ["the Python standard library"])
@@ -426,13 +406,12 @@ _STYLES = {
     "answer 0": ("grey", ":", "answer 0"),
     "mean of V": ("grey", "-.", "mean of V"),
 }
-_COLUMNS = 3
 
 
 def draw(content: Record) -> Figure:
     """Plot the errors against k: a row for each measure, a column for each kind of attention."""
     cases = [record for record in content["records"] if record["method"] == "k by variance"]
-    if len(cases) > _COLUMNS:  # the extremes of random attention, and the model
+    if len(cases) > 3:  # the extremes of random attention, and the model
         cases = [cases[0], *cases[-2:]] if cases[-1]["attention"] == "model" else [cases[0], *cases[-1:]]
     figure, grid = new_figure((3.6 * len(cases) + 0.6, 8.5), len(_ROWS), len(cases), squeeze=False)
     handles: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from tests.reproduce.started import start
 
 
 @pytest.mark.e2e
-def test_results_and_their_table(tmp_path, drawn, monkeypatch):
+def test_results_and_their_table(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "in_fresh_process", lambda function, *arguments: function(*arguments))
     encoder, data = write_encoder(tmp_path / "encoder"), tmp_path / "texts"
     data.mkdir()
@@ -34,16 +34,17 @@ def test_results_and_their_table(tmp_path, drawn, monkeypatch):
         (cost,) = (record for record in records if record["way"] == way and record["measured"] == "cost")
         assert cost["forward"]["median_s"] > 0 and cost["train"]["median_s"] > 0 and cost["peak_bytes"] >= 0
     table = (tmp_path / "out" / "finetuning.md").read_text()
-    assert all(f"| {way} | " in table for way in ways)
+    assert all(f"| {script.NAMES.get(way, way)} | " in table for way in ways)
 
 
 def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
     encoder = transformers.AutoModel.from_pretrained(write_encoder(tmp_path / "encoder")).eval()
     torch.manual_seed(0)
-    classifier = script.Classifier(encoder, 3, piece=6).eval()
+    classifier = script.Classifier(encoder, 3, limit=11, piece=6).eval()
     text = [0, *range(7, 16), 2]
     pieces = [[0, 7, 8, 9, 2], [0, 10, 11, 12, 2], [0, 13, 14, 15, 2]]
-    assert classifier._pieces(text) == pieces
+    assert classifier._pieces(text) == pieces == classifier._pieces([*text[:-1], 99, 2])
+    assert classifier._pieces([0, 7, 2]) == [[0, 7, 2]]  # its last token once
     with torch.no_grad():
         hidden = torch.cat([encoder(input_ids=torch.tensor([piece])).last_hidden_state[0] for piece in pieces])
         expected = classifier.classifier(hidden.mean(dim=0))
@@ -55,6 +56,6 @@ def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
 def test_layers_that_keep_full_attention(tmp_path, way, linear):
     encoder = write_encoder(tmp_path / "encoder")
     settings = script.Settings(model=str(encoder), data=[], n=127, full_layers=[1])
-    classifier, limit = script.build(settings, way, 3, seed=0)
+    classifier = script.build(settings, way, 3, seed=0)
     names = [f"encoder.layer.{layer}.attention.self" for layer in linear]
-    assert (classifier.encoder.config.linformer["layers"], limit) == (names, 127)
+    assert (classifier.encoder.config.linformer["layers"], classifier.limit) == (names, 127)

@@ -28,7 +28,7 @@ def measured(folder, monkeypatch, *options: object) -> list[dict]:
 
 
 @pytest.mark.e2e
-def test_results_and_their_table(tmp_path, drawn, monkeypatch):
+def test_results_and_their_table(tmp_path, monkeypatch):
     arguments = ("--architectures", "minilm", "--lengths", "512", "1024", "--batch_tokens", "1024")
     records = measured(tmp_path, monkeypatch, *arguments)
     assert [(record["n"], record["mode"], record["way"], record["batch"]) for record in records] == [
@@ -42,9 +42,9 @@ def test_results_and_their_table(tmp_path, drawn, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_exact_ways_beside_a_busy_core(tmp_path, drawn, monkeypatch):
+def test_exact_ways(tmp_path, monkeypatch):
     ways = ("original", "exact_windows", "optimized", "linearised")
-    arguments = ("--architectures", "modernbert", "--ways", *ways, "--lengths", "513", "--modes", "forward", "--busy")
+    arguments = ("--architectures", "modernbert", "--ways", *ways, "--lengths", "513", "--modes", "forward")
     records = measured(tmp_path, monkeypatch, *arguments, "--batch_tokens", "1")
     assert [record["way"] for record in records] == list(ways)
     for record in records[1:3]:
