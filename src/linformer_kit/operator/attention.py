@@ -113,29 +113,29 @@ class ProjectedAttention(nn.Module):
         all tokens are there too.
         """
         # Looked up at every call, so that a replacement is used.
-        called = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-        declared, first, window, kernels = inside(called), self.global_tokens, self.sliding_window, run.kernels
+        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
+        declared, first, window, kernels = inside(module), self.global_tokens, self.sliding_window, run.kernels
         dims = declared.checked_slots(self.projected_dim, self.num_heads)
         check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
-            keys, values = self._mapped(key, value, kernels)
+            keys, values = self._map_tokens(key, value, kernels)
             source = key[:, first:] if first else key
-            return project_heads(called, keys, values, run, dims, window, first, source=source)
+            return project_heads(module, keys, values, run, dims, window, first, source=source)
 
-        def mapped(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
+        def map_slots(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
             sums = compressed.sums if self.bias_order == "before_projection" else None
             of_keys, of_values = sums or (None, None)
-            keys = _mapped_rows(self.k_proj, compressed.key.squeeze(1), of_keys, kernels)
-            values = _mapped_rows(self.v_proj, compressed.value.squeeze(1), of_values, kernels)
+            keys = _map_rows(self.k_proj, compressed.key.squeeze(1), of_keys, kernels)
+            values = _map_rows(self.v_proj, compressed.value.squeeze(1), of_values, kernels)
             return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
         tokens = None
         if first or window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if window else first)
-            keys, values = self._mapped(key[:, seen], None if value is None else value[:, seen], kernels)
+            keys, values = self._map_tokens(key[:, seen], None if value is None else value[:, seen], kernels)
             tokens = Neighbours(keys, values, window, run.lengths)
         unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
-        return _slots(called, *unmapped, run, dims, first, tokens, mapped=mapped)
+        return _slots(module, *unmapped, run, dims, first, tokens, map_slots=map_slots)
 
     def attend(
         self,
@@ -165,7 +165,7 @@ class ProjectedAttention(nn.Module):
         # are.
         return kernels.exporting or projection.windowed or seq_len > max(dims)
 
-    def _mapped(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    def _map_tokens(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """X·W + 1·b of keys and values, by heads."""
         keys = kernels.apply_linear(self.k_proj, key)
         values = kernels.apply_linear(self.v_proj, key if value is None else value)
@@ -232,11 +232,11 @@ def _slots(
     tokens: Neighbours | None,
     *,
     source: Tensor | None = None,
-    mapped: Callable[[Compressed], tuple[Tensor, Tensor]] | None = None,
+    map_slots: Callable[[Compressed], tuple[Tensor, Tensor]] | None = None,
 ) -> Slots:
     """The slots of each head, of the tokens after the first ones; these are slots before them, as `tokens` has them.
 
-    `mapped` maps slots of one head of width d_m. With a window queries see all `tokens`.
+    `map_slots` maps slots of one head of width d_m. With a window queries see all `tokens`.
     """
     if first:
         key, value = key[:, :, first:], None if value is None else value[:, :, first:]
@@ -244,7 +244,7 @@ def _slots(
 
     def compress(number: int) -> Slots:
         compressed = projection(key, value, number, run, source)
-        keys, values = (compressed.key, compressed.value) if mapped is None else mapped(compressed)
+        keys, values = (compressed.key, compressed.value) if map_slots is None else map_slots(compressed)
         if compressed.sizes is None:
             return Slots(keys, values)
         sizes = compressed.sizes[:, None]  # for all heads
@@ -261,7 +261,7 @@ def _slots(
     return slots._replace(neighbours=tokens)
 
 
-def _mapped_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:
+def _map_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:
     """(E·X)·W + (E·r)⊗b; without row sums f(E·X) = (E·X)·W + 1⊗b."""
     if sums is None or linear.bias is None:
         return kernels.apply_linear(linear, rows)

@@ -21,6 +21,7 @@ class Weighted(MatrixProjection):
     """Weighted sums of tokens, whose weights do not add up to 1: E for keys, twice E for values; by head if not shared."""
 
     learned = True
+    by_text = False
 
     def __init__(self, *arguments, **named) -> None:
         super().__init__(*arguments, **named)
@@ -28,6 +29,7 @@ class Weighted(MatrixProjection):
 
     def matrices(self, source, lengths, slots):
         matrix = self.weights[..., :slots, :]
+        matrix = matrix.expand(len(source), *matrix.shape) if self.by_text else matrix  # not zero at padding
         return matrix, 2 * matrix
 
 
@@ -49,8 +51,10 @@ class Products(WindowProjection):
 
 @pytest.mark.parametrize("sharing", ["headwise", "none"])
 @pytest.mark.parametrize("length", [N, 4])
-def test_an_own_projection_computes_the_equation(sharing, length):
+@pytest.mark.parametrize("by_text", [False, True])
+def test_an_own_projection_computes_the_equation(sharing, length, by_text):
     projection = Weighted(N, K, num_heads=HEADS, sharing=sharing)
+    projection.by_text = by_text
     layer = LinformerAttention(EMBED, HEADS, projection=projection).double()
     x, padding = torch.randn(2, length, EMBED).double(), torch.arange(length) >= torch.tensor([[length], [3]])
     maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)

@@ -25,7 +25,8 @@ class Compressed(NamedTuple):
 
     key: Float[Tensor, "batch heads slots dim"]
     value: Float[Tensor, "batch heads slots dim"]
-    # E·r and F·r, with r 1 on real tokens and 0 on padding: how often a slot counts a bias. None: once.
+    # E·r and F·r, with r 1 on real tokens and 0 on padding: how often a slot counts a bias. None: once (means), or the
+    # tokens were mapped, and have it.
     sums: tuple[Float[Tensor, "*batch slots"], Float[Tensor, "*batch slots"]] | None = None
     # Real tokens of the window that a slot stands for; None: slots do not stand for windows.
     sizes: Int[Tensor, "batch_or_1 slots"] | None = None
@@ -89,7 +90,7 @@ class SequenceProjection(nn.Module):
     def check_shorter_input(cls, shorter_input: str) -> None:
         """Raise an error for an unknown value, and for `stretch` if slots are not windows."""
         check_choice("shorter_input", shorter_input, get_args(ShorterInput))
-        expected = "prefix, or a projection with windows (mean_pool, max_pool, conv)"
+        expected = "prefix, or a projection with windows, such as mean_pool"
         check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
     def forward(

@@ -32,8 +32,7 @@ class MatrixProjection(SequenceProjection):
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
     ) -> tuple[Tensor, Tensor]:
-        """E and F, `[*batch, slots, n]`, with zeros at padding if they depend on the batch; of heads with their own
-        `[*batch, heads, slots, n]`.
+        """E and F, `[*batch, slots, n]`, by head `[*batch, heads, slots, n]`; if E = F, the same tensor twice.
 
         Args:
             source: The input of the keys, or what W_K made of it.
@@ -72,7 +71,7 @@ class MatrixProjection(SequenceProjection):
                 raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
             if axes:
                 return kernels.widened(torch.matmul, matrix, tokens)
-            if heads == 1:  # not mapped yet
+            if heads == 1:  # the usual one: not mapped yet
                 return kernels.compress(matrix, tokens.squeeze(1)).unsqueeze(1)
             return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (heads, -1)).transpose(1, 2)
 
@@ -199,7 +198,8 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:
-    """E·r; a matrix of each sequence has columns of zeros at padding."""
-    if lengths is None or matrix.dim() > 2:
+    """E·r."""
+    if lengths is None:
         return matrix.sum(dim=-1)
-    return (~padding_after(lengths, matrix.shape[-1])).to(matrix.dtype) @ matrix.T
+    real = (~padding_after(lengths, matrix.shape[-1])).to(matrix.dtype)
+    return real @ matrix.T if matrix.dim() == 2 else torch.matmul(matrix, real[..., None]).squeeze(-1)
