@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 import subprocess
@@ -29,7 +30,8 @@ from transformers import (
 )
 from transformers.utils import output_capturing
 
-from linformer_kit import InputError, LinformerConfig
+from linformer_cli.settings import LinearizeSettings
+from linformer_kit import InputError, LinformerConfig, linearize
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.operator.projections import FullAttention
 from tests.conftest import as_in_the_paper
@@ -266,6 +268,12 @@ def test_rejected_settings_change_nothing(options, message):
     assert model.config.max_position_embeddings == LENGTH
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_signature_names_all_settings_with_their_defaults():
+    shown = {name: each.default for name, each in inspect.signature(linearize).parameters.items()}
+    model, adapter = shown.pop("model"), shown.pop("adapter")
+    assert (model, adapter) == (inspect.Parameter.empty, None) and shown == vars(LinearizeSettings())
 
 
 def test_what_is_linear_and_what_is_not_is_told_apart(model):

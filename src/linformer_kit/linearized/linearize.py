@@ -6,9 +6,11 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
@@ -115,15 +117,30 @@ def linearize(
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
     longest = linear.config.linformer["seq_len"]
-    if (
-        adapter is None and given.max_position_embeddings is None
-    ):  # n is as before, so a lower limit is the author's choice
+    if adapter is None and given.max_position_embeddings is None:
+        # n is as before, so a lower limit is the author's choice.
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
     reset_padding(sentences.tokenizer)
     use = how_to_load(linear, "sentence_transformers", "SentenceTransformer")
     sentences._model_card_text = card_of(linear, longest, use=use)  # what `save` writes as README.md
     return model
+
+
+def _with_fields(function: Callable[..., Any], kind: Any) -> inspect.Signature:
+    """The signature of a function with the fields of settings instead of `**settings`, for `help` and completion."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    default = kind()
+    fields = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name))
+        for name in vars(default)
+        if name not in signature.parameters
+    ]
+    return signature.replace(parameters=[*own, *fields])
+
+
+cast(Any, linearize).__signature__ = _with_fields(linearize, LinearizeSettings)
 
 
 def optimize(model: Model) -> Model:
