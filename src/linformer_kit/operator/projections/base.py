@@ -90,7 +90,7 @@ class SequenceProjection(nn.Module):
     def check_shorter_input(cls, shorter_input: str) -> None:
         """Raise an error for an unknown value, and for `stretch` if slots are not windows."""
         check_choice("shorter_input", shorter_input, get_args(ShorterInput))
-        expected = "prefix, or a projection with windows, such as mean_pool"
+        expected = "prefix, or a projection with windows (such as mean_pool)"
         check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
     def forward(
