@@ -41,17 +41,21 @@ def curves(model, ids: torch.Tensor) -> np.ndarray:
     """By numpy, of each sequence: `[sequences, layers, heads, rank]`."""
     if model.config.model_type == "bert":
         model.set_attn_implementation("eager")
-    weights = np.stack([each.detach().double().numpy() for each in model(ids, output_attentions=True).attentions], 1)
-    sums = np.linalg.svd(weights, compute_uv=False).cumsum(-1)
-    return sums / sums[..., -1:]
+    weights = [each.detach().double().numpy() for each in model(ids, output_attentions=True).attentions]
+    sums = [np.linalg.svd(each, compute_uv=False).cumsum(-1) for each in weights]
+    rank = max(each.shape[-1] for each in sums)  # a layer of smaller rank has all of the sum beyond its own
+    filled = [np.pad(each, [(0, 0)] * 2 + [(0, rank - each.shape[-1])], mode="edge") for each in sums]
+    return np.stack([each / each[..., -1:] for each in filled], axis=1)
 
 
-@pytest.mark.parametrize("kind", ["bert", "linearised", "ours", "full"])
+@pytest.mark.parametrize("kind", ["bert", "linearised", "one layer", "ours", "full", "mixed"])
 def test_means_and_spread_are_those_of_numpy(config, kind):
-    if kind in ("bert", "linearised"):
-        model = encoder() if kind == "bert" else lk.linearize(encoder(), 7, sliding_window=0, global_tokens=0)
+    if kind in ("bert", "linearised", "one layer"):
+        options = {"sliding_window": 0, "global_tokens": 0, "layers": [1] if kind == "one layer" else None}
+        model = encoder() if kind == "bert" else lk.linearize(encoder(), 7, **options)
     else:
-        model = randomise(LinformerModel(config(attention="full" if kind == "full" else "linformer"))).eval()
+        attention = {"full": "full", "mixed": ["full", "linformer"]}.get(kind, "linformer")
+        model = randomise(LinformerModel(config(attention=attention))).eval()
     ids, before = tokens(5, 23), model.config._attn_implementation
     spectrum = attention_spectrum(model, [{"input_ids": ids[:2]}, {"input_ids": ids[2:]}])
     assert model.config._attn_implementation == before

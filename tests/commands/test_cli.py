@@ -143,6 +143,7 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
         (["pretrain", "--model.hidden-act=relu"], "unrecognized arguments: --model.hidden-act=relu (a setting of --config files only)"),
         (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["bench", "--teacher", "x"], "unrecognized arguments: --teacher x\n"),  # it never had one
+        (["embed", "m", "f", "--mlm_probability", "0.3"], "unrecognized arguments: --mlm_probability 0.3\n"),
         (["adapters", "--adapter", "x"], "unrecognized arguments: --adapter x\n"),
         (["predic"], "(did you mean predict?)"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),

@@ -87,6 +87,12 @@ def test_a_fairseq_file(tmp_path, capsys):
         (["nowhere", "OUT"], "model: expected a pretrained encoder, got nowhere, which is no folder here; "),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (["FILE", "OUT", "--sharing", "none"], "sharing: expected none for a model that determines it, got 'none'"),
+        (["FILE", "OUT", "--sharing", "headwise"], "sharing: expected none for a model that determines it, got 'head"),
+        (
+            ["LINEAR", "OUT", "--max_position_embeddings", "99", "--attention", "linformer"],
+            "attention: expected none for a model that determines it, got 'linformer'",
+        ),
+        (["SOURCE", "OUT", "--attention", "full", "--sliding_window", "0"], "sliding_window: expected none with full"),
         (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
         (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
@@ -244,8 +250,9 @@ def test_linearize_rejects(tmp_path, capsys):
         error = fail(capsys, "linearize", tmp_path / "linear", tmp_path / "ours", *options)
         assert "model: expected one with full attention" in error
     assert "model: expected one with full attention, got LinearBertModel, which is a Linformer" in error
-    transformer(tmp_path / "full")
+    transformer(tmp_path / "full", attention=["full", "full"])
     error = fail(capsys, "linearize", tmp_path / "full", tmp_path / "ours")
+    assert "k 7" in said(capsys, "convert", tmp_path / "full", tmp_path / "ours", "--projected_dim", 7)
     assert error.endswith("LinformerForMaskedLM of this package; `linformer convert` makes it linear")
 
 

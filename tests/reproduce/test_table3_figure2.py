@@ -10,7 +10,18 @@ from tests.reproduce import started
 
 
 def start(folder, *arguments: object) -> tuple[dict, str]:
-    small = ["--hidden_size", 30, "--num_attention_heads", 5, "--intermediate_size", 44, "--repetitions", 2]
+    small = [
+        "--hidden_size",
+        30,
+        "--num_attention_heads",
+        5,
+        "--intermediate_size",
+        44,
+        "--repetitions",
+        2,
+        "--batch_tokens",
+        74,
+    ]
     content = started.start(script, folder, *small, "--dtype", "float32", *arguments)
     return content, (folder / "table3_figure2.md").read_text()
 
@@ -18,7 +29,6 @@ def start(folder, *arguments: object) -> tuple[dict, str]:
 @pytest.fixture
 def tiny(monkeypatch):
     """Few tokens in a batch, and memory measured in this process."""
-    monkeypatch.setattr(measure, "_TOKENS", {"cpu": 74})
     monkeypatch.setattr(script, "MEMORY_TOKENS", 8192)
     monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
 

@@ -38,6 +38,7 @@ from linformer_cli.settings.declare import (
     Share,
     Texts,
     Timeout,
+    Tokens,
     Training,
     Workers,
     changed,
@@ -312,14 +313,21 @@ class LinearizeCommandSettings(LinearizeSettings):
     adapter: Adapter[Folder | None] = None  # Adapter to merge (name, folder, hub id), with all its settings.
 
 
+# Slots are None where they are not given: a source that determines them refuses what is.
 @command("convert", CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256")
 class ConvertSettings(ResizedSlotSettings):
     """Convert a checkpoint to a Linformer of this package."""
 
     model: Argument[ModelName]  # Folder or hub id of a BERT, RoBERTa or model of this package, or a fairseq file (.pt).
     out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    attention: Linear[Attention] = "linformer"  # `full` keeps full attention.
+    attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
     tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
+    sharing: Linear[Sharing | None] = None  # type: ignore[assignment]
+    projection: Linear[Projection | None] = None  # type: ignore[assignment]
+    projection_initializer: Linear[ProjectionInitializer | None] = None  # type: ignore[assignment]
+    shorter_input: Linear[ShorterInput | None] = None  # type: ignore[assignment]
+    sliding_window: Linear[Tokens | None] = None  # type: ignore[assignment]
+    global_tokens: Linear[Tokens | None] = None  # type: ignore[assignment]
 
 
 @command("adapters", CONVERT, "training.adapter")

@@ -50,9 +50,16 @@ EARLIER = {
     "cache_dir": "`XDG_CACHE_HOME` in the environment",
     "split_seed": "always 0; --validation_file names other texts",
     "max_eval_samples": "all texts of --validation_file",
-    "mlm_probability": "`0.15`, always",
-    "projection_learning_rate_factor": "`1`, always",
+    "mlm_probability": "always 0.15",
+    "projection_learning_rate_factor": "always 1",
     "help_all": "`--help`, and --print_config",
+}
+# Of settings that one command lost and others never had: a setting that only that command has.
+_LOST_BY = {
+    "split_seed": "early_stopping_patience",
+    "max_eval_samples": "split",
+    "mlm_probability": "joint_learning_rate_factor",
+    "projection_learning_rate_factor": "joint_learning_rate_factor",
 }
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
@@ -274,7 +281,8 @@ def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
     """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
     name, known = name.replace("-", "_"), list(known)
     today = EARLIER.get(name, "")
-    if today.startswith("`") or not set(re.findall(r"\w+", today.lower())).isdisjoint(known):
+    words = {_LOST_BY[name]} if name in _LOST_BY else set(re.findall(r"\w+", today.lower()))
+    if today.startswith("`") or not words.isdisjoint(known):
         return f" (now {today})"
     close = difflib.get_close_matches(name, known, 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""

@@ -36,17 +36,18 @@ class SlotSettings:
     # one k per head; default: 128, at most n.
     projected_dim: Linear[Dims] = 128
     # Sharing of E and F (section 4 of the paper): `none`; `headwise`, one E and one F for all heads of a layer;
-    # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers.
+    # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers; default: headwise.
     sharing: Linear[Sharing] = "headwise"
-    # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md).
+    # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md);
+    # default: linear.
     projection: Linear[Projection] = "linear"
-    # Initialisation of E and F where `projection` is `linear` (docs/learning.md).
+    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling.
     projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
     # What inputs shorter than n use: the first columns of E and the first windows (`prefix`), or windows that tile the
     # input (`stretch`); default: stretch where slots are windows of tokens, else prefix.
     shorter_input: Linear[ShorterInput] = "prefix"
     # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
-    # slots; 0: none, as in the paper (docs/operator.md).
+    # slots; 0: none, as in the paper (docs/operator.md); default: 0.
     sliding_window: Linear[Tokens] = 0
     # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots; 0: none, as
     # in the paper; default: 1 where slots are windows of tokens, else 0.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -123,7 +124,8 @@ def _curves(
             model.set_attn_implementation(before)
     if not curves or "decoder_attentions" in outputs:
         raise InputError(f"model: expected an encoder that returns attention weights, got a {model.config.model_type}")
-    return torch.stack(curves, dim=1)
+    rank = max(curve.shape[-1] for curve in curves)  # of layers with slots and with full attention
+    return torch.stack([F.pad(curve, (0, rank - curve.shape[-1]), value=1.0) for curve in curves], dim=1)
 
 
 def _shares(

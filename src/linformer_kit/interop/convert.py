@@ -58,7 +58,7 @@ def _converted(settings: ConvertSettings) -> tuple[Loaded, str]:
     source, seq_len = settings.model, settings.max_position_embeddings
     config = None if _is_fairseq(source) else read_encoder_config(source)
     given = {name: value for name, value in changed(settings, ConvertSettings).items() if name in _FIELDS}
-    is_linformer = isinstance(config, LinformerConfig) and config.attention != "full"
+    is_linformer = isinstance(config, LinformerConfig) and config.has_slots
     if config is None or (is_linformer and seq_len is not None):
         _check_unset(given, (*SLOT_FIELDS, "attention"), "for a model that determines it")
         loaded = (
@@ -152,7 +152,7 @@ def _describe(loaded: Loaded, training: str) -> None:
     config = model.config.to_dict()
     slots = config.get("linformer", config)
     attention = "full attention"
-    if config.get("attention") != "full" and slots.get("layers") != []:
+    if getattr(model.config, "has_slots", True) and slots.get("layers") != []:
         attention = f"k {slots['projected_dim']}, sharing {slots['sharing']}"
         attention += "".join(f", {name} {slots[name]}" for name in EXACT if slots[name])
         if full_layers := slots.get("full_layers"):

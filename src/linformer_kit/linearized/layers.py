@@ -18,6 +18,7 @@ from linformer_kit.linearized.internals import (
     sdpa_attention_forward,
     sdpa_mask,
 )
+from linformer_kit.models.configuration import LinformerConfig
 
 _NAME = "linformer_probe"
 _TOKENS = 4
@@ -74,7 +75,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
-    ours = config.model_type == "linformer" and config.attention == "full"
+    ours = isinstance(config, LinformerConfig) and not config.has_slots
     advice = " of this package; `linformer convert` makes it linear"
     for is_so, expected, got in (
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),

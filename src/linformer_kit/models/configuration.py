@@ -90,6 +90,11 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
                 setattr(config, name, config_dict[name])
         return (config, unused) if returns_unused else config
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether any layer is linear."""
+        return "linformer" in self.attention
+
     def is_full(self, layer: int) -> bool:
         """Whether a layer has full attention."""
         return (self.attention[layer] if isinstance(self.attention, list) else self.attention) == "full"
@@ -139,7 +144,7 @@ def _check_fields(config: LinformerConfig) -> None:
     by_layer = isinstance(config.attention, list)
     fits = not by_layer or len(config.attention) == config.num_hidden_layers
     check_input(fits, "attention", f"one for each of {config.num_hidden_layers} layers", config.attention)
-    if "linformer" in config.attention:
+    if config.has_slots:
         check_projected_dim(config, config.projected_dim)
         kind = PROJECTIONS[config.projection]
         kind.check_shorter_input(config.shorter_input)

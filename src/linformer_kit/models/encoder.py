@@ -143,7 +143,7 @@ class LinformerLayers(nn.Module):
         super().__init__()
         # Here and not in a layer, so that the shared matrix is saved, counted and trained once.
         self.projection: SequenceProjection | None = None
-        if config.sharing == "layerwise" and "linformer" in config.attention:
+        if config.sharing == "layerwise" and config.has_slots:
             self.projection = _projection(config, config.largest_projected_dim)
         self.layers = nn.ModuleList(self._layer(config, layer) for layer in range(config.num_hidden_layers))
         has_norm = config.norm_first and config.final_norm

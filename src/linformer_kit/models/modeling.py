@@ -68,7 +68,7 @@ class LinformerPreTrainedModel(LinearModel):
                 attention.
         """
         config, encoder = self.config, self.base_model.encoder
-        if "linformer" not in config.attention:
+        if not config.has_slots:
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
         wanted: Any = config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(config, wanted)
@@ -99,7 +99,7 @@ class LinformerPreTrainedModel(LinearModel):
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         super()._record_size(seq_len, projected_dim)
-        if "linformer" in self.config.attention:
+        if self.config.has_slots:
             self.set_projected_dim()
 
 

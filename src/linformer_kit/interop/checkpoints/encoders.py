@@ -137,7 +137,7 @@ def _full_attention(source: str, config: Any) -> Loaded:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
     loaded = load_model(source, None, ENCODER, config=config, to_run=False)
     if config.model_type == LinformerConfig.model_type:
-        if config.attention != "full":
+        if config.has_slots:
             raise InputError(f"model: expected a model with full attention, got a Linformer in {source}")
         return loaded
     kind = kinds[class_name]
