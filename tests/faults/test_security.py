@@ -275,7 +275,7 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     run.mkdir()
     for name in (".checkpoint-3.part", "checkpoint-1"):
         (run / name).symlink_to(precious)
-    folders.remove_unfinished(run)
+    folders.recover_checkpoints(run)
     assert not (run / ".checkpoint-3.part").is_symlink()
     (run / "checkpoint-5").mkdir()
     write_manifest(run / "checkpoint-5")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from unittest.mock import Mock
 
 import pytest
 
 from linformer_kit import InputError
-from linformer_kit.files import manifest
-from linformer_kit.files.folders import find_checkpoint, remove_unfinished
+from linformer_kit.files import manifest, writing
+from linformer_kit.files.folders import find_checkpoint, recover_checkpoints
 from linformer_kit.files.manifest import damage, read_json, write_manifest
 from linformer_kit.files.writing import whole_folder
 
@@ -69,19 +70,41 @@ def test_a_folder_is_replaced_at_once_and_kept_after_a_failure(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
-def test_what_a_killed_process_leaves_is_removed(tmp_path):
-    """Half a folder, a whole one, and an old version that is partly removed, which is no checkpoint."""
+def test_what_a_killed_process_leaves_is_finished_or_removed(tmp_path):
+    """Half a folder, a link, and complete ones whose old version is partly removed, or intact."""
     write(tmp_path / "checkpoint-1", "kept")
     write(tmp_path / ".checkpoint-2.part", "new")
     (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / ".checkpoint-1.part").mkdir()
+    (tmp_path / ".checkpoint-5.part").mkdir()
+    (tmp_path / ".checkpoint-6.part").symlink_to(tmp_path / "checkpoint-1")
+    write(tmp_path / "checkpoint-3", "kept")
+    write(tmp_path / ".checkpoint-3.part", "new")
     for other in (".notes.part", ".checkpoint-4", ".checkpoint-x.part"):
         (tmp_path / other).mkdir()
-    remove_unfinished(tmp_path)
+    recover_checkpoints(tmp_path)
+    contents = {"checkpoint-1": "kept", "checkpoint-2": "new", "checkpoint-3": "kept"}
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"checkpoint-1", "checkpoint-2", ".notes.part", ".checkpoint-4", ".checkpoint-x.part"}
-    assert find_checkpoint(tmp_path)[0] == tmp_path / "checkpoint-1"
-    assert (tmp_path / "checkpoint-1" / "a.txt").read_text() == "kept"
+    assert names == {*contents, ".notes.part", ".checkpoint-4", ".checkpoint-x.part"}
+    for name, content in contents.items():
+        assert damage(tmp_path / name) is None and (tmp_path / name / "a.txt").read_text() == content
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("step", ["remove_tree", "replace"])
+def test_a_checkpoint_rewritten_survives_an_error_at_any_step(tmp_path, monkeypatch, step, error):
+    folder = write(tmp_path / "checkpoint-1", "first")
+    real, module = (os.replace, os) if step == "replace" else (writing.remove_tree, writing)
+
+    def fails(path, *others):
+        if folder in (path, *others):
+            raise error
+        return real(path, *others)
+
+    with monkeypatch.context() as patched, pytest.raises(error):
+        patched.setattr(module, step, fails)
+        write(folder, "second")
+    recover_checkpoints(tmp_path)
+    assert find_checkpoint(tmp_path) == (folder, []) and (folder / "a.txt").read_text() == "second"
 
 
 @pytest.mark.parametrize(

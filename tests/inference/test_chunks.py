@@ -70,8 +70,8 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
 @pytest.mark.parametrize(
     ("option", "prompt", "include"),
     [
-        (("--chunk_tokens", LONGEST), f"{PROMPT} ", False),
-        (("--chunk_tokens", LONGEST), "", True),
+        (("--chunk_tokens", 40), f"{PROMPT} ", False),
+        (("--chunk_tokens", 40), "", True),
         (("--pieces",), PROMPT, True),
     ],
 )
@@ -100,7 +100,7 @@ def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
         (16, 7, {0: [(0, 7), (7, 14)], 1: [(14, 16)]}),
         (29, 7, {0: [(0, 7), (7, 14)], 14: [(14, 21), (21, 28), (28, 29)]}),
         (32, 7, {0: [(0, 7), (7, 14)], 14: [(14, 21), (21, 28)], 17: [(28, 32)]}),
-        (32, 40, {0: [(0, 15)], 15: [(15, 30)], 17: [(30, 32)]}),
+        (32, 15, {0: [(0, 15)], 15: [(15, 30)], 17: [(30, 32)]}),
     ],
 )
 def test_a_long_text_is_read_in_several_inputs(folder, tmp_path, side, length, size, inputs):
@@ -152,6 +152,9 @@ def test_rejected(folder, tmp_path, capsys):
     arguments = ["embed", model, folder / "texts.csv", "--out", tmp_path / "vectors.npy"]
     message = "chunk_tokens: expected a model with mean pooling after its encoder, got ['cls', 'Normalize']"
     assert message in fail(capsys, *arguments, "--chunk_tokens", SIZE)
+    model = described(folder, tmp_path / "mean", [Pooling(33, "mean")])
+    error = fail(capsys, "embed", model, *arguments[2:], "--chunk_tokens", 16, "--max_length", 17)
+    assert "chunk_tokens: expected at most 15, max_length 17 without special tokens and prompt, got 16" in error
     assert not any(tmp_path.glob("vectors*"))
     config = {"prompts": {"text": PROMPT * 9}, "default_prompt_name": "text"}
     model = described(folder, tmp_path / "long", [Pooling(33, "mean")], config)

@@ -133,7 +133,7 @@ def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got
     before = {path: path.read_bytes() for path in checkpoint.iterdir()}
     tokenizer = Mock(is_fast=False)
     tokenizer.save_pretrained.side_effect = error
-    kept = "nothing is left of it, and older checkpoints are as they were"
+    kept = "nothing incomplete is left of it, and older checkpoints are as they were"
     message = f"{checkpoint}: could not be written: {got}; {kept}"
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         save_checkpoint(checkpoint, trained[0], tokenizer, trained[1], TrainingState(5))

@@ -13,7 +13,7 @@ from typing import Any
 from linformer_cli.errors import InputError
 from linformer_cli.outputs import RUN_MARK, check_no_run, check_writable
 from linformer_kit.files.manifest import damage, listed_files, remove_listed
-from linformer_kit.files.writing import MANIFEST, PART, remove_folder, remove_tree
+from linformer_kit.files.writing import MANIFEST, PART, put_in_place, remove_folder, remove_tree
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -101,11 +101,16 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, wrong
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes have written of checkpoints."""
+def recover_checkpoints(folder: Path) -> None:
+    """Put complete checkpoints of killed processes in place where none is intact, and remove what else they left."""
     for part in folder.glob(f".*{PART}"):
-        if CHECKPOINT.fullmatch(part.name.removeprefix(".").removesuffix(PART)):
+        path = folder / part.name.removeprefix(".").removesuffix(PART)
+        if not CHECKPOINT.fullmatch(path.name):
+            continue
+        if part.is_symlink() or damage(part) is not None or damage(path) is None:
             remove_tree(part)
+        else:
+            put_in_place(part, path)
 
 
 def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
@@ -130,7 +135,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def _remove_run(folder: Path) -> None:
     """Remove the files of a run and folders that become empty; of symbolic links only the links."""
-    remove_unfinished(folder)
+    recover_checkpoints(folder)
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)

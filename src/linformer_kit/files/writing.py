@@ -81,7 +81,7 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
         beside: Whether the folder may have other files, of which those with new names stay. Only one process may write
             then, and an error while files are moved leaves the folder without a manifest.
         replace: Whether an existing folder, or link, is removed and the temporary one renamed. Only one process may
-            write then. What it leaves if it is killed is removed by the next one.
+            write then. An error meanwhile leaves the temporary one, which is complete.
 
     Raises:
         InputError: if another process writes, or has written, into `folder`. What that writes is kept.
@@ -104,19 +104,26 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
         yield part
         if exists:
             _move_into(part, folder)
-            return
-        if replace:
-            remove_folder(folder)
-        try:
-            os.replace(part, folder)
-        except OSError:
-            if folder.exists():
-                raise taken from None
-            raise
-        flush(folder.parent)
+        elif not replace:
+            try:
+                os.replace(part, folder)
+            except OSError:
+                if folder.exists():
+                    raise taken from None
+                raise
+            flush(folder.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    if replace:  # the temporary folder is the only copy from here on
+        put_in_place(part, folder)
+
+
+def put_in_place(part: Path, folder: Path) -> None:
+    """Replace a folder, if it exists, by a complete temporary one."""
+    remove_folder(folder)
+    os.replace(part, folder)
+    flush(folder.parent)
 
 
 def _move_into(part: Path, folder: Path) -> None:

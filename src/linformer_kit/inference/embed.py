@@ -84,11 +84,16 @@ def _load(settings: EmbedSettings) -> Embedder:
         settings.model, batch_size=settings.batch_size, dtype=settings.dtype, device=settings.device
     )
     embedder.truncate(settings.max_length)
-    if settings.pieces or settings.chunk_tokens is not None:
-        next(tokenise(embedder, [""]))  # raises an error without room for text
+    size = settings.chunk_tokens
+    if settings.pieces or size is not None:
+        # Raises an error without room for text; of a prompt, a text may take over the last token.
+        room = max(tokens.room for tokens in tokenise(embedder, ["", "a"]))
+        if size is not None and size > room:
+            expected = f"at most {room}, max_length {embedder.limit} without special tokens and prompt"
+            raise InputError(f"chunk_tokens: expected {expected}, got {size}")
     # Of other poolings than means, a piece's first or last token says little.
     after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
-    if settings.chunk_tokens is not None and after[:1] != ["mean"]:
+    if size is not None and after[:1] != ["mean"]:
         raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
     return embedder
 

@@ -43,7 +43,8 @@ def save_checkpoint(
     """Write a checkpoint, replacing an existing one; all processes call this, and one writes.
 
     Raises:
-        As `write_by_one`, if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
+        As `write_by_one`, if it cannot be written; nothing incomplete is left then, and older checkpoints are
+            unchanged.
     """
     weights = _weights_if_sharded(model)
     moments = {
@@ -61,7 +62,7 @@ def save_checkpoint(
             state.write(part)
             write_manifest(part)
 
-    kept = "nothing is left of it, and older checkpoints are"
+    kept = "nothing incomplete is left of it, and older checkpoints are"
     write_by_one(write, f"{folder}: could not be written", kept)
 
 

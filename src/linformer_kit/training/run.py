@@ -28,7 +28,7 @@ from linformer_kit.files.folders import (
     check_output_dir,
     find_checkpoint,
     open_output_dir,
-    remove_unfinished,
+    recover_checkpoints,
 )
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.writing import write_new, write_whole
@@ -208,7 +208,7 @@ def _checkpoint_to_resume(folder: Path) -> Path | None:
     """The newest intact checkpoint, or None, in all processes; the log names it, and the damage of each newer one."""
     newest: list[Path | None] = [None]
     if PartialState().is_main_process:
-        remove_unfinished(folder)
+        recover_checkpoints(folder)
         newest[0], wrong = find_checkpoint(folder)
         for what in wrong:
             logger.warning("resume: skipped a damaged checkpoint: %s", what)
