@@ -176,6 +176,8 @@ def test_conversion(k, one, tied, tmp_path):
         assert type(ours) is lk.LinformerAttention and not ours.training
         torch.testing.assert_close(ours(x, x, x, ~mask)[0], model(x, mask=mask), rtol=0, atol=1e-10)
     assert lk.from_linformer(model).dropout == 0.3
+    parallel = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    assert torch.equal(lk.from_linformer(parallel, HEADS)(x, x, x)[0], lk.from_linformer(model)(x, x, x)[0])
     model = ready(stack(k, one, tied, dropout=0.3))
     ours = lk.from_linformer(model)
     torch.testing.assert_close(ours(x, mask)[0][mask], model(x, mask)[mask], rtol=0, atol=1e-10)
@@ -188,7 +190,17 @@ def test_conversion(k, one, tied, tmp_path):
 WRONG = {
     "reversible: expected False": lambda: stack(reversible=True),
     "dim_head: expected dim / heads, 5, or None, got 11": lambda: compat.Linformer(WIDTH, N, 1, heads=3, dim_head=11),
-    "heads: expected a divisor": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=7),
+    "heads: expected a divisor of dim 15, got 7": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=7),
+    "heads: expected a divisor of dim 15, got None": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=None),
+    "depth: expected a positive integer, got -1": lambda: compat.Linformer(WIDTH, N, -1, heads=3),
+    "depth: expected a positive integer, got 1.5": lambda: compat.Linformer(WIDTH, N, 1.5, heads=3),
+    r"mask: expected bool \[1, 31\], True at real tokens, got 'list'": lambda: stack()(
+        torch.zeros(1, 31, WIDTH), mask=[[True] * 31]
+    ),
+    "heads: expected those of the source, a divisor of dim 15, got 0": lambda: lk.from_linformer(
+        stack().state_dict(), 0
+    ),
+    "source: expected tensors by name, got {'list'}": lambda: lk.from_linformer({"to_q.weight": [[1.0]]}),
     "k: expected a positive integer, got 0": lambda: attention(k=0),
     "sequence length: expected at most 37, got 41": lambda: stack()(torch.zeros(1, 41, WIDTH)),
     "sequence length: expected at most 37, got 43": lambda: language_model()(torch.zeros(1, 43).long()),

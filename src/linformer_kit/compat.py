@@ -94,7 +94,9 @@ class LinformerSelfAttention(LinformerAttention):
         share_kv: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        with renamed("embed_dim", "dim"), renamed("num_heads", "heads"), renamed("projected_dim", "k"):
+        fits = is_integer(dim) and is_integer(heads) and heads > 0 and dim % heads == 0
+        check_input(fits, "heads", f"a divisor of dim {dim}", heads)
+        with renamed("embed_dim", "dim"), renamed("projected_dim", "k"):
             sharing = "key_value" if share_kv else "headwise"
             projection = _Matrices(self, seq_len, k, num_heads=heads, sharing=sharing)
             with torch.device("meta"):
@@ -150,6 +152,7 @@ class Linformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_input(is_integer(depth) and depth > 0, "depth", "a positive integer", depth)
         check_input(not reversible, "reversible", "False (torch.utils.checkpoint saves memory too)", reversible)
 
         layers = nn.ModuleList()
@@ -205,8 +208,8 @@ def _padding(mask: Tensor | None, keys: Tensor) -> Tensor | None:
     if mask is None:
         return None
     shape = list(keys.shape[:2])
-    fits = mask.dtype == torch.bool and list(mask.shape) == shape
-    check_input(fits, "mask", f"bool {shape}, True at real tokens", f"{mask.dtype} {list(mask.shape)}")
+    got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+    check_input(got == f"{torch.bool} {shape}", "mask", f"bool {shape}, True at real tokens", got)
     return ~mask
 
 
@@ -235,7 +238,10 @@ def from_linformer(
             if hasattr(module, "proj_k"):
                 heads, dropout = module.heads, getattr(module.dropout, "p", module.dropout)  # type: ignore
         source = source.state_dict()
-    weights = dict(source) if isinstance(source, Mapping) else {}
+    given_weights = source if isinstance(source, Mapping) else {}
+    weights = {name.removeprefix("module."): tensor for name, tensor in given_weights.items()}  # of DataParallel
+    are_tensors = all(isinstance(tensor, Tensor) for tensor in weights.values())
+    check_input(are_tensors, "source", "tensors by name", {type(each).__name__ for each in weights.values()})
     prefixes = [name.removesuffix("to_q.weight") for name in weights if name.endswith("to_q.weight")]
     prefix = "" if "" in prefixes else _FIRST
     check_input(prefix in prefixes, "source", _CONVERTED, list(weights)[:3])
@@ -243,7 +249,7 @@ def from_linformer(
     width, of_keys = query.shape[1], len(weights.get(f"{prefix}to_k.weight", query))
     check_input(len(query) == width, "dim_head", "dim / heads", f"dim {width} and heads × dim_head {len(query)}")
     heads = width // of_keys if of_keys < width else heads
-    fits = is_integer(heads) and width % heads == 0 and given in (None, heads)  # type: ignore[operator]
+    fits = is_integer(heads) and heads > 0 and width % heads == 0 and given in (None, heads)  # type: ignore[operator]
     check_input(fits, "heads", f"those of the source, a divisor of dim {width}", given)
     with input_errors(f"source: expected {_CONVERTED}"), torch.no_grad():
         ours: dict[str, Tensor] = {}

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
@@ -490,6 +491,13 @@ def test_vectors_rejected(config, model_class, shape):
     )
     with pytest.raises(InputError, match=expected):
         model_class(config())(inputs_embeds=torch.zeros(shape))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("given", [None, np.zeros((2, 31, 33)), torch.zeros(2, 31, 33).long(), torch.zeros(2, 31)])
+def test_an_encoder_names_its_only_input(config, given):
+    with pytest.raises(InputError, match=r"^inputs_embeds: expected floating point \[batch, sequence, 33\], got "):
+        LinformerEncoder(config())(given)
 
 
 def test_a_post_norm_model_always_ends_with_a_norm(config):

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
@@ -280,6 +280,10 @@ class LinformerEncoder(LinformerPreTrainedModel):
         Returns:
             As of `LinformerModel`.
         """
+        is_tensor, width = isinstance(inputs_embeds, Tensor), self.config.hidden_size
+        got = f"{inputs_embeds.dtype} {list(inputs_embeds.shape)}" if is_tensor else type(inputs_embeds).__name__
+        fits = is_tensor and inputs_embeds.is_floating_point() and inputs_embeds.shape[2:] == (width,)
+        check_input(fits, "inputs_embeds", f"floating point [batch, sequence, {width}]", got)
         inputs = checked_inputs(self.config, None, attention_mask, None, None, inputs_embeds)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
         return self.encoder(inputs.finite, run, inputs.order, **shown)
