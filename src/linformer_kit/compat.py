@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from linformer_cli.errors import check_input, input_errors, renamed
+from linformer_cli.errors import InputError, check_input, input_errors, renamed
 from linformer_kit.interop.loading import renamed_weights
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerEncoder
@@ -208,9 +208,10 @@ def _padding(mask: Tensor | None, keys: Tensor) -> Tensor | None:
     if mask is None:
         return None
     shape = list(keys.shape[:2])
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and list(mask.shape) == shape:
+        return ~mask
     got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-    check_input(got == f"{torch.bool} {shape}", "mask", f"bool {shape}, True at real tokens", got)
-    return ~mask
+    raise InputError(f"mask: expected bool {shape}, True at real tokens, got {got!r}")
 
 
 def from_linformer(

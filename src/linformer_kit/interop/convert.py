@@ -40,15 +40,14 @@ def main(settings: ConvertSettings | LinearizeCommandSettings) -> None:
         InputError: for a model that cannot be converted, settings that do not fit it, or an `out` that is not empty.
             Nothing is written then.
     """
-    out = check_new_folder("out", settings.out)
+    out, new_length = check_new_folder("out", settings.out), settings.max_position_embeddings is not None
     if isinstance(settings, ConvertSettings):
         loaded, advice = _converted(settings)
-        is_embedder, new_length, tokenizer = not advice, False, settings.tokenizer
+        _save(loaded.model, out, settings.model, settings.tokenizer, embeds=not advice, new_length=new_length)
     else:
         loaded, advice = _linearized(settings)
-        is_embedder, new_length, tokenizer = True, settings.adapter is not None, None
-    new_length = new_length or settings.max_position_embeddings is not None
-    _save(loaded.model, out, settings.model, tokenizer, embeds=is_embedder, new_length=new_length)
+        new_length |= settings.adapter is not None
+        _save(loaded.model, out, settings.model, None, embeds=True, new_length=new_length)
     _describe(loaded, advice)
     print(f"Saved in {settings.out}")
 
@@ -57,7 +56,7 @@ def _converted(settings: ConvertSettings) -> tuple[Loaded, str]:
     """The Linformer, and how to train new E and F; empty if all of it is trained."""
     source, seq_len = settings.model, settings.max_position_embeddings
     config = None if _is_fairseq(source) else read_encoder_config(source)
-    given = {name: value for name, value in changed(settings, ConvertSettings).items() if name in _FIELDS}
+    given = {name: value for name in _FIELDS if (value := getattr(settings, name)) is not None}
     is_linformer = isinstance(config, LinformerConfig) and config.has_slots
     if config is None or (is_linformer and seq_len is not None):
         _check_unset(given, (*SLOT_FIELDS, "attention"), "for a model that determines it")
@@ -75,7 +74,7 @@ def _converted(settings: ConvertSettings) -> tuple[Loaded, str]:
 
 
 def _check_unset(given: dict[str, Any], names: Sequence[str], why: str) -> None:
-    """Reject settings that a model decides; those with their default count as unset."""
+    """Reject settings that a model decides."""
     for name in names:
         if name in given:
             raise InputError(f"{name}: expected none {why}, got {given[name]!r}")

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from linformer_cli.errors import InputError, check_input
+from linformer_cli.errors import InputError
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
@@ -75,9 +75,9 @@ class LinformerPreTrainedModel(LinearModel):
         if isinstance(wanted, int) and wanted < config.largest_projected_dim:
             wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
-        linear = [layer for layer in range(len(dims)) if not config.is_full(layer)]
+        linear, projections = [layer for layer in range(len(dims)) if not config.is_full(layer)], encoder.projections
         for layer in linear:
-            encoder.projections[layer].checked_slots(dims[layer], config.num_attention_heads)
+            projections[layer].checked_slots(dims[layer], config.num_attention_heads)
         for layer in linear:
             for module in encoder.layers[layer].modules():  # adapters keep copies of a module that they train
                 if isinstance(module, ProjectedAttention):
@@ -135,20 +135,25 @@ def checked_inputs(
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
+    *,
+    takes_ids: bool = True,
 ) -> Inputs:
     """Check the arguments of `LinformerModel.forward`, and put the real tokens of each sequence first.
+
+    `takes_ids` is False for a model that has no embeddings of words.
 
     Raises:
         InputError: for shapes and lengths that do not fit the configuration or each other, and ids out of range.
     """
-    if (input_ids is None) == (inputs_embeds is None):
+    if takes_ids and (input_ids is None) == (inputs_embeds is None):
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both or neither")
-    tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
-    shape = tokens.shape[:2]
-    fits = tokens.dim() == 2 if inputs_embeds is None else tokens.shape[2:] == (config.hidden_size,)
-    if not fits:
+    if input_ids is None:
+        _check_vectors(inputs_embeds, config.hidden_size)
+    elif input_ids.dim() != 2:
         expected = f"[batch, sequence] or [batch, sequence, {config.hidden_size}]"
-        raise InputError(f"input_ids, inputs_embeds: expected {expected}, got {list(tokens.shape)}")
+        raise InputError(f"input_ids, inputs_embeds: expected {expected}, got {list(input_ids.shape)}")
+    tokens = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+    shape = tokens.shape[:2]
     if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
         raise InputError(f"sequence length: expected at most {longest}, got {shape[1]}")
@@ -181,6 +186,14 @@ def checked_inputs(
     if position_ids is None:  # they count the real tokens
         position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
     return Inputs(tokens, position_ids, token_type_ids, lengths, order)
+
+
+def _check_vectors(vectors: Any, width: int) -> None:
+    """Check word embeddings, or the inputs of a model without them."""
+    if isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.shape[2:] == (width,):
+        return
+    got = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
+    raise InputError(f"inputs_embeds: expected floating point [batch, sequence, {width}], got {got}")
 
 
 def _check_ids(name: str, ids: Tensor, shape: Sequence[int], limit: int, may_read: bool) -> None:
@@ -280,11 +293,7 @@ class LinformerEncoder(LinformerPreTrainedModel):
         Returns:
             As of `LinformerModel`.
         """
-        is_tensor, width = isinstance(inputs_embeds, Tensor), self.config.hidden_size
-        got = f"{inputs_embeds.dtype} {list(inputs_embeds.shape)}" if is_tensor else type(inputs_embeds).__name__
-        fits = is_tensor and inputs_embeds.is_floating_point() and inputs_embeds.shape[2:] == (width,)
-        check_input(fits, "inputs_embeds", f"floating point [batch, sequence, {width}]", got)
-        inputs = checked_inputs(self.config, None, attention_mask, None, None, inputs_embeds)
+        inputs = checked_inputs(self.config, None, attention_mask, None, None, inputs_embeds, takes_ids=False)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
         return self.encoder(inputs.finite, run, inputs.order, **shown)
 
