@@ -1,0 +1,84 @@
+"""`LinformerEncoder`: the layers for inputs that are vectors, and word embeddings given as vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit import InputError, LinformerEncoder, LinformerModel
+from tests.conftest import randomise, tokens
+
+ENCODERS = [{}, {"sharing": "none"}, {"projection": "mean_pool", "sliding_window": 3}, {"norm_first": True}]
+ENCODERS += [{"norm_first": True, "final_norm": False}, {"attention": "full"}]
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_encoder_is_the_model_without_embeddings(config, kind):
+    """Its outputs are those of the model's layers, which take what the embeddings make."""
+    model = randomise(LinformerModel(config(**kind))).double().eval()
+    encoder = LinformerEncoder(model.config).double().eval()
+    state = model.state_dict()
+    encoder.load_state_dict({name: state[name] for name in encoder.state_dict()})
+    assert len(encoder.state_dict()) == sum(name.startswith("encoder.") for name in state)
+    ids, mask = tokens(2, 31), torch.ones(2, 31).long()
+    mask[0, 19:] = mask[1, :5] = 0
+    model.embeddings.register_forward_hook(lambda _, inputs, output: states.append((inputs[0], output)))
+    states: list = []
+    expected = model(ids, mask, output_hidden_states=True, output_attentions=True)
+    got = encoder(expected.hidden_states[0].detach(), mask, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-12)
+    for mine, other in zip(got.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    assert type(encoder(expected.hidden_states[0], return_dict=False)) is tuple
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_encoder_takes_padding_anywhere(config, kind):
+    encoder, inputs = randomise(LinformerEncoder(config(**kind))).double().eval(), torch.randn(2, 31, 33).double()
+    for real in (torch.arange(31) < 19, torch.arange(31) >= 11, torch.arange(31) % 3 != 0):
+        garbled = inputs.masked_fill(~real[:, None], torch.nan)
+        out = encoder(garbled, real.expand(2, -1).long())[0][:, real]
+        torch.testing.assert_close(out, encoder(inputs[:, real])[0], rtol=0, atol=1e-10)
+        out.sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters() if parameter.requires_grad)
+    assert garbled.isnan().any()  # the caller's inputs are unchanged
+
+
+def test_the_encoder_is_saved_and_grows(config, tmp_path):
+    encoder, inputs = randomise(LinformerEncoder(config())).eval(), torch.randn(2, 37, 33)
+    expected = encoder(inputs)[0]
+    encoder.save_pretrained(tmp_path)
+    assert torch.equal(LinformerEncoder.from_pretrained(tmp_path)(inputs)[0], expected)
+    assert "LinformerEncoder.from_pretrained" in (tmp_path / "README.md").read_text()
+    encoder.resize_sequence_length(83)
+    torch.testing.assert_close(encoder(inputs)[0], expected)
+    encoder.set_projected_dim(3)
+    assert encoder(torch.randn(1, 83, 33), output_attentions=True).attentions[0].shape == (1, 3, 83, 3)
+
+
+def test_the_encoder_computes_large_inputs_in_blocks(config, small_blocks):
+    encoder, inputs = randomise(LinformerEncoder(config())).eval(), torch.randn(5, 37, 33)
+    mask = (torch.arange(37) < 29).expand(5, -1)
+    expected, before = encoder(inputs, mask)[0].detach(), inputs.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(inputs, mask)[0][mask], expected[mask])
+    assert torch.equal(inputs, before)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("model_class", [LinformerEncoder, LinformerModel])
+@pytest.mark.parametrize("shape", [(2, 31), (2, 31, 35), (31,), (2, 41, 33)])
+def test_vectors_rejected(config, model_class, shape):
+    expected = (
+        "sequence length: expected at most" if 41 in shape else r"inputs_embeds: expected .*\[batch, sequence, 33\]"
+    )
+    with pytest.raises(InputError, match=expected):
+        model_class(config())(inputs_embeds=torch.zeros(shape))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("given", [None, np.zeros((2, 31, 33)), torch.zeros(2, 31, 33).long(), torch.zeros(2, 31)])
+def test_an_encoder_names_its_only_input(config, given):
+    with pytest.raises(InputError, match=r"^inputs_embeds: expected floating point \[batch, sequence, 33\], got "):
+        LinformerEncoder(config())(given)
