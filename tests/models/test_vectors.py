@@ -77,6 +77,23 @@ def test_vectors_rejected(config, model_class, shape):
         model_class(config())(inputs_embeds=torch.zeros(shape))
 
 
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("model_class", [LinformerEncoder, LinformerModel])
+def test_vectors_of_another_dtype(config, model_class, given, weights):
+    """They are rejected, unless mixed precision or the sum with the positions converts them."""
+    model, vectors = model_class(config()).to(weights).eval(), torch.randn(2, 31, 33).to(given)
+    narrower = torch.promote_types(given, weights) == weights
+    if narrower and weights == torch.float32:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(inputs_embeds=vectors).last_hidden_state.isfinite().all()
+    if given == weights or (narrower and model_class is LinformerModel):
+        assert model(inputs_embeds=vectors).last_hidden_state.isfinite().all()
+    else:
+        with pytest.raises(InputError, match=f"^inputs_embeds: expected {weights}, as the weights are, got {given}$"):
+            model(inputs_embeds=vectors)
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize("given", [None, np.zeros((2, 31, 33)), torch.zeros(2, 31, 33).long(), torch.zeros(2, 31)])
 def test_an_encoder_names_its_only_input(config, given):
