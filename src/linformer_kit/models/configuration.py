@@ -17,7 +17,7 @@ from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings, suggestion
 from linformer_kit.operator.attention import check_bias_order
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
+from linformer_kit.operator.projections.sizes import each_dim, largest_dim, slots_by_head
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class _Fields(ModelSettings):
 
 def _check_fields(config: LinformerConfig) -> None:
     """Check fields by the limits in `ModelSettings`, then contradictions."""
-    for name, value in vars(_Fields(**{name: getattr(config, name) for name in _FIELDS})).items():
+    given = {name: each_dim(getattr(config, name), lambda value: value) for name in _FIELDS}  # lists for tuples
+    for name, value in vars(_Fields(**given)).items():
         setattr(config, name, value)
     labels = config.id2label
     check_input(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)

@@ -70,7 +70,7 @@ class LinformerPreTrainedModel(LinearModel):
         config, encoder = self.config, self.base_model.encoder
         if not config.has_slots:
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
-        wanted: Any = config.projected_dim if projected_dim is None else projected_dim
+        wanted = each_dim(config.projected_dim if projected_dim is None else projected_dim, lambda given: given)
         check_projected_dim(config, wanted)
         if isinstance(wanted, int) and wanted < config.largest_projected_dim:
             wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
