@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForMaskedLM
 
-from linformer_kit import InputError, LinformerEncoder, LinformerModel
+from linformer_kit import (
+    InputError,
+    LinformerEncoder,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerModel,
+)
 from tests.conftest import randomise, tokens
 
 ENCODERS = [{}, {"sharing": "none"}, {"projection": "mean_pool", "sliding_window": 3}, {"norm_first": True}]
@@ -55,6 +62,27 @@ def test_the_encoder_is_saved_and_grows(config, tmp_path):
     torch.testing.assert_close(encoder(inputs)[0], expected)
     encoder.set_projected_dim(3)
     assert encoder(torch.randn(1, 83, 33), output_attentions=True).attentions[0].shape == (1, 3, 83, 3)
+
+
+HEADS = (LinformerModel, LinformerForMaskedLM, LinformerForSequenceClassification)
+
+
+@pytest.mark.parametrize("loader", [*HEADS, AutoModel, AutoModelForMaskedLM])
+def test_a_saved_encoder_is_not_loaded_with_random_embeddings(config, tmp_path, loader):
+    LinformerEncoder(config()).save_pretrained(tmp_path)
+    expected = rf"^model: expected weights of a Linformer\w+ in {tmp_path}, got none of embeddings; lk.LinformerEncoder"
+    with pytest.raises(InputError, match=expected):
+        loader.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("model_class", HEADS)
+def test_an_encoder_takes_the_layers_of_a_saved_model(config, tmp_path, model_class):
+    model = randomise(model_class(config(norm_first=True, sharing="layerwise"))).eval()
+    model.save_pretrained(tmp_path)
+    encoder, loading = LinformerEncoder.from_pretrained(tmp_path, output_loading_info=True)
+    expected = model.base_model(tokens(2, 31), output_hidden_states=True)
+    assert torch.equal(encoder(expected.hidden_states[0])[0], expected[0])
+    assert not loading["missing_keys"] and not any(".layers." in key for key in loading["unexpected_keys"])
 
 
 def test_the_encoder_computes_large_inputs_in_blocks(config, small_blocks):

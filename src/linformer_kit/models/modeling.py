@@ -44,6 +44,15 @@ class LinformerPreTrainedModel(LinearModel):
     _supports_sdpa = True
     _input_embed_layer = "word_embeddings"
 
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As in transformers, but embeddings never start at random: weights of a `LinformerEncoder` raise an error."""
+        model, loading = super().from_pretrained(*arguments, output_loading_info=True, **options)
+        if any(key.endswith("word_embeddings.weight") for key in loading["missing_keys"]):
+            expected = f"weights of a {cls.__name__} in {model.name_or_path}"
+            raise InputError(f"model: expected {expected}, got none of embeddings; lk.LinformerEncoder may load it")
+        return (model, loading) if output_loading_info else model
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
