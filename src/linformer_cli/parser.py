@@ -26,7 +26,7 @@ from linformer_cli.settings.files import flat
 RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
-_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0", "null")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -65,7 +65,8 @@ def parse_settings(
     """
     settings = {setting.name: setting for setting in settings_of(kind)}
     options = {name: setting for name, setting in settings.items() if setting.group in TITLES}  # all but those of files
-    words = list(_normalised(arguments, options))
+    given = list(_normalised(arguments, options))
+    words = [word for word, _ in given]
     first = _Parser()
     _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
@@ -86,6 +87,12 @@ def parse_settings(
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
+    values = [getattr(parsed, each.name, []) for each in places]
+    placed = unknown + [word for value in values for word in ([value] if isinstance(value, str) else value)]
+    if len(placed) > len(places) and not any(word.startswith("-") for word in placed):
+        for flag, word in given:  # one of too many words is the value of a flag
+            if word.isalnum() and not os.path.exists(word):
+                raise InputError(f"{flag[2:].partition('=')[0]}: expected true or false, got {word}")
     if unknown:
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
@@ -96,14 +103,14 @@ def parse_settings(
     return values
 
 
-def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[str]:
-    """The arguments with `_` for `-` in names, and `=true` behind flags: the next word may be a positional."""
+def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[tuple[str, str]]:
+    """The arguments with `_` for `-` in names, and `=true` behind flags, with their next words: maybe positionals."""
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         setting = settings.get(name[2:].replace("-", "_")) if word.startswith("--") else None
         is_flag = setting and bool in setting.kinds and not equals and following.lower() not in _TRUTH_VALUES
         known = f"--{setting.name}{equals}{value}" if setting else word
-        yield f"{known}=true" if is_flag else known
+        yield (f"{known}=true", following) if is_flag else (known, "")
 
 
 def _advice(unknown: str, settings: Iterable[str], options: Iterable[str]) -> str:
