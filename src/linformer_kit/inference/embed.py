@@ -48,13 +48,11 @@ def main(settings: EmbedSettings) -> None:
     written.find_texts(TextColumns(settings.text_column or "text"), document=settings.document)
     embedder = _load(settings)
     identity = {
-        "dtype": settings.dtype,  # before the fingerprint, which differs as well
         "model_fingerprint": fingerprint(embedder.sentences),
         "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,
         "max_length": embedder.limit,
-        **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
     }
 
     def start() -> bytes:

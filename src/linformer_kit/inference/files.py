@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -25,6 +26,8 @@ from linformer_kit.files.writing import whole_file, write_whole
 from linformer_kit.inference.batches import TextModel
 
 _SECONDS = 30.0  # between two saves, at least
+# Settings that a resumed run may change: what they name is hashed, or outputs differ by rounding.
+_MAY_CHANGE = ("model", "file", "out", "resume", "overwrite", "device", "batch_size")
 
 
 class TextsAndOutput:
@@ -49,6 +52,8 @@ class TextsAndOutput:
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
+        values = dataclasses.asdict(settings)
+        self._settings = {name: value for name, value in values.items() if name not in _MAY_CHANGE}
         self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
         self.paths = find_files(settings.file, field="file")
         column = settings.text_column
@@ -78,13 +83,15 @@ class TextsAndOutput:
 
         Args:
             model: The model that `rows` runs.
-            identity: All that the output depends on besides the files; a run to resume must have the same.
+            identity: What the output depends on besides settings and files, and settings that have a default of the
+                model; a run to resume must have the same.
             rows: Computes what is written for a group of texts; its second argument is the number of texts before them.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once all is saved.
         """
-        self._identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
+        files = [[path.name, file_fingerprint(path)] for path in self.paths]
+        self._identity = self._settings | identity | {"files": files}
         self._output.parent.mkdir(parents=True, exist_ok=True)
         done, size = self._recorded() if self._resume else (0, 0)  # texts and bytes
 
