@@ -65,8 +65,7 @@ def parse_settings(
     """
     settings = {setting.name: setting for setting in settings_of(kind)}
     options = {name: setting for name, setting in settings.items() if setting.group in TITLES}  # all but those of files
-    given = list(_normalised(arguments, options))
-    words = [word for word, _ in given]
+    words = list(_normalised(arguments, options))
     first = _Parser()
     _add_files(first, recipe)
     files, _ = first.parse_known_args(words)
@@ -87,12 +86,10 @@ def parse_settings(
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
-    values = [getattr(parsed, each.name, []) for each in places]
-    placed = unknown + [word for value in values for word in ([value] if isinstance(value, str) else value)]
-    if len(placed) > len(places) and not any(word.startswith("-") for word in placed):
-        for flag, word in given:  # one of too many words is the value of a flag
-            if word.isalnum() and not os.path.exists(word):
-                raise InputError(f"{flag[2:].partition('=')[0]}: expected true or false, got {word}")
+    surplus = unknown + [word for each in places if list in each.kinds for word in getattr(parsed, each.name, [])[1:]]
+    for flag, word in itertools.pairwise(words) if surplus and not surplus[0].startswith("-") else ():
+        if flag.endswith("=true") and word.isalnum() and not os.path.exists(word):
+            raise InputError(f"{flag[2:].partition('=')[0]}: expected true or false, got {word}")
     if unknown:
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
@@ -103,14 +100,14 @@ def parse_settings(
     return values
 
 
-def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[tuple[str, str]]:
-    """The arguments with `_` for `-` in names, and `=true` behind flags, with their next words: maybe positionals."""
+def _normalised(arguments: Sequence[str], settings: Mapping[str, Setting]) -> Iterator[str]:
+    """The arguments with `_` for `-` in names, and `=true` behind flags: the next word may be a positional."""
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         setting = settings.get(name[2:].replace("-", "_")) if word.startswith("--") else None
         is_flag = setting and bool in setting.kinds and not equals and following.lower() not in _TRUTH_VALUES
         known = f"--{setting.name}{equals}{value}" if setting else word
-        yield (f"{known}=true", following) if is_flag else (known, "")
+        yield f"{known}=true" if is_flag else known
 
 
 def _advice(unknown: str, settings: Iterable[str], options: Iterable[str]) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_input, input_errors, renamed
 from linformer_kit.interop.loading import renamed_weights
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerEncoder, check_ids, check_vectors
-from linformer_kit.operator.conditions import check_dtype, check_tensors, described, values_are_cheap
+from linformer_kit.models.modeling import LinformerEncoder, check_ids
+from linformer_kit.operator.conditions import check_tensors, check_vectors, described, values_are_cheap
 from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import MatrixProjection
 from linformer_kit.operator.projections.sizes import is_integer, slots_by_head
@@ -95,7 +95,7 @@ class LinformerSelfAttention(LinformerAttention):
         share_kv: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        _check_sizes(dim=dim, seq_len=seq_len)
+        check_input(is_integer(dim) and dim > 0, "dim", "a positive integer", dim)
         fits = is_integer(heads) and heads > 0 and dim % heads == 0
         check_input(fits, "heads", f"a divisor of dim {dim}", heads)
         with renamed("embed_dim", "dim"), renamed("projected_dim", "k"):
@@ -155,7 +155,7 @@ class Linformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _check_sizes(depth=depth)
+        check_input(is_integer(depth) and depth > 0, "depth", "a positive integer", depth)
         check_input(not reversible, "reversible", "False (torch.utils.checkpoint saves memory too)", reversible)
 
         layers = nn.ModuleList()
@@ -173,8 +173,7 @@ class Linformer(nn.Module):
         """Encode sequences; the mask is that of `LinformerSelfAttention`, and outputs at padding are undefined."""
         layers: Any = self.net["layers"]
         weights = layers[0][0]["norm"].weight
-        check_vectors("x", x, len(weights))
-        check_dtype("x", x, weights)
+        check_vectors("x", x, len(weights), weights)
         if (padding := _padding(mask, x)) is not None:
             x = x.masked_fill(padding[..., None], 0.0)  # a NaN would reach the gradients of shared weights
         for attention, feed_forward in layers:
@@ -191,7 +190,8 @@ class LinformerLM(nn.Module):
 
     def __init__(self, num_tokens: int, dim: int, seq_len: int, depth: int, *args: Any, **options: Any) -> None:
         super().__init__()
-        _check_sizes(num_tokens=num_tokens, dim=dim, seq_len=seq_len)
+        for name, size in {"num_tokens": num_tokens, "dim": dim, "seq_len": seq_len}.items():
+            check_input(is_integer(size) and size > 0, name, "a positive integer", size)
         self.token_emb = nn.Embedding(num_tokens, dim)
         self.pos_emb = nn.Embedding(seq_len, dim)
         self.linformer = Linformer(dim, seq_len, depth, *args, **options)
@@ -208,11 +208,6 @@ class LinformerLM(nn.Module):
         if (padding := _padding(mask, x)) is not None:
             positions = ((~padding).cumsum(dim=1) - 1).clamp(min=0)
         return self.to_logits(self.linformer(self.token_emb(x) + self.pos_emb(positions), mask))
-
-
-def _check_sizes(**sizes: Any) -> None:
-    for name, size in sizes.items():
-        check_input(is_integer(size) and size > 0, name, "a positive integer", size)
 
 
 def _padding(mask: Tensor | None, keys: Tensor) -> Tensor | None:

@@ -102,10 +102,10 @@ FULL, FULL_ONLY = FullAttention(HEADS), {"projection": None, "max_seq_len": None
         ),
         ({"query": X.tolist()}, "query: expected a tensor, got 'list'"),
         ({"value": X.numpy()}, "value: expected a tensor, got 'ndarray'"),
-        ({"query": X.double()}, "query, key, value: expected torch.float32, as the weights are, got torch.float64"),
+        ({"query": X.double()}, "query: expected torch.float32, as the weights are, got torch.float64"),
         (
             {"key": X.half(), "value": X.half()},
-            "query, key, value: expected torch.float32, as the weights are, got torch.float16",
+            "key: expected torch.float32, as the weights are, got torch.float16",
         ),
     ],
 )

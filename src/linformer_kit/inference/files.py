@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -26,8 +25,7 @@ from linformer_kit.files.writing import whole_file, write_whole
 from linformer_kit.inference.batches import TextModel
 
 _SECONDS = 30.0  # between two saves, at least
-# Settings that a resumed run may change: what they name is hashed, or outputs differ by rounding.
-_MAY_CHANGE = ("model", "file", "out", "resume", "overwrite", "device", "batch_size")
+_MAY_CHANGE = ("model", "file", "out", "resume", "overwrite", "device", "batch_size")  # hashed instead, or rounding
 
 
 class TextsAndOutput:
@@ -52,9 +50,7 @@ class TextsAndOutput:
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
-        values = dataclasses.asdict(settings)
-        self._settings = {name: value for name, value in values.items() if name not in _MAY_CHANGE}
-        self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
+        self._settings, self._goes_on = settings, settings.resume or settings.overwrite
         self.paths = find_files(settings.file, field="file")
         column = settings.text_column
         if column is not None and not any(is_table(path, column) for path in self.paths):
@@ -83,17 +79,16 @@ class TextsAndOutput:
 
         Args:
             model: The model that `rows` runs.
-            identity: What the output depends on besides settings and files, and settings that have a default of the
-                model; a run to resume must have the same.
+            identity: All that the output depends on besides files and settings as given; a run to resume has the same.
             rows: Computes what is written for a group of texts; its second argument is the number of texts before them.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once all is saved.
         """
-        files = [[path.name, file_fingerprint(path)] for path in self.paths]
-        self._identity = self._settings | identity | {"files": files}
+        settings = {name: value for name, value in vars(self._settings).items() if name not in _MAY_CHANGE}
+        self._identity = settings | identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        done, size = self._recorded() if self._resume else (0, 0)  # texts and bytes
+        done, size = self._recorded() if self._settings.resume else (0, 0)  # texts and bytes
 
         # x: of processes that start at once, one creates it.
         with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:

@@ -25,7 +25,7 @@ from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import check_dtype, described, reject_old_exporter, require, values_are_cheap
+from linformer_kit.operator.conditions import check_vectors, described, reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import is_right_padded, of_block, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
@@ -49,8 +49,9 @@ class LinformerPreTrainedModel(LinearModel):
         """As in transformers, but embeddings never start at random: weights of a `LinformerEncoder` raise an error."""
         model, loading = super().from_pretrained(*arguments, output_loading_info=True, **options)
         if any(key.endswith("word_embeddings.weight") for key in loading["missing_keys"]):
-            expected = f"weights of a {cls.__name__} in {model.name_or_path}"
-            raise InputError(f"model: expected {expected}, got none of embeddings; lk.LinformerEncoder may load it")
+            raise InputError(
+                f"{model.name_or_path}: expected embeddings of words, got none; lk.LinformerEncoder loads it"
+            )
         return (model, loading) if output_loading_info else model
 
     @torch.no_grad()
@@ -79,7 +80,7 @@ class LinformerPreTrainedModel(LinearModel):
         config, encoder = self.config, self.base_model.encoder
         if not config.has_slots:
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
-        wanted = each_dim(config.projected_dim if projected_dim is None else projected_dim, lambda given: given)
+        wanted = each_dim(config.projected_dim if projected_dim is None else projected_dim)
         check_projected_dim(config, wanted)
         if isinstance(wanted, int) and wanted < config.largest_projected_dim:
             wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
@@ -156,10 +157,8 @@ def checked_inputs(
     tokens: Any = inputs_embeds if input_ids is None else input_ids
     may_read = isinstance(tokens, Tensor) and values_are_cheap(tokens)
     if input_ids is None:
-        check_vectors("inputs_embeds", tokens, config.hidden_size)
         weights = next(filter(Tensor.is_floating_point, model.parameters()))
-        if not model.has_positions or torch.promote_types(tokens.dtype, weights.dtype) != weights.dtype:  # of the sum
-            check_dtype("inputs_embeds", tokens, weights)
+        check_vectors("inputs_embeds", tokens, config.hidden_size, weights, added=model.has_positions)
     else:
         check_ids("input_ids", tokens, None, config.vocab_size, may_read)
     shape = tokens.shape[:2]
@@ -173,9 +172,8 @@ def checked_inputs(
         check_ids("position_ids", position_ids, whole, config.max_position_embeddings, may_read)
         reject_packed(position_ids, attention_mask)
     if token_type_ids is not None:
-        types = config.type_vocab_size
-        check_ids("token_type_ids", token_type_ids, shape, types, may_read and types > 0)
-        if not types:
+        check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size, may_read)
+        if not config.type_vocab_size:
             # Tokenizers may return zeros; of other types, a second text would count as part of the first.
             require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
             token_type_ids = None
@@ -195,20 +193,13 @@ def checked_inputs(
     return Inputs(tokens, position_ids, token_type_ids, lengths, order)
 
 
-def check_vectors(name: str, vectors: Any, width: int) -> None:
-    """Check vectors, such as word embeddings."""
-    if not (isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.shape[2:] == (width,)):
-        raise InputError(f"{name}: expected floating point [batch, sequence, {width}], got {described(vectors)}")
-
-
 def check_ids(name: str, ids: Any, shape: Sequence[int] | None, limit: int, may_read: bool) -> None:
-    """Check the shape of ids (None: any sequences), and their range if values may be read; accelerators check it."""
+    """Check the shape of ids (None: any sequences), and that they are below a limit (0: none) if values may be read."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{name}: expected a tensor of int64 or int32, got {described(ids)}")
     if ids.dim() != 2 if shape is None else ids.shape != tuple(shape):
-        expected = "[batch, sequence]" if shape is None else list(shape)
-        raise InputError(f"{name}: expected {expected}, got {list(ids.shape)}")
-    if may_read and ids.numel():
+        raise InputError(f"{name}: expected {list(shape) if shape else '[batch, sequence]'}, got {list(ids.shape)}")
+    if may_read and limit and ids.numel():  # accelerators have their own check
         low, high = ids.min().item(), ids.max().item()
         if low < 0 or high >= limit:
             raise InputError(f"{name}: expected ids from 0 to {limit - 1}, got {low if low < 0 else high}")

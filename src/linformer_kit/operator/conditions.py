@@ -105,12 +105,15 @@ def check_tensors(**given: Any) -> None:
         check_input(value is None or isinstance(value, Tensor), name, "a tensor", type(value).__name__)
 
 
-def check_dtype(name: str, vectors: Tensor, weights: Tensor) -> None:
-    """Reject vectors of another dtype than the weights that they meet, except in mixed precision.
+def check_vectors(name: str, vectors: Any, width: int, weights: Tensor, *, added: bool = False) -> None:
+    """Reject what is not `[batch, sequence, width]`, in floating point and with the dtype of the weights that meet it.
 
-    Weights of a subclass of tensors, such as sharded ones, may be converted before.
+    What is `added` to weights may be narrower. Mixed precision converts others, and a subclass of tensors (shards) may.
     """
-    if vectors.dtype != weights.dtype and type(weights) in (Tensor, nn.Parameter):
+    if not (isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.shape[2:] == (width,)):
+        raise InputError(f"{name}: expected floating point [batch, sequence, {width}], got {described(vectors)}")
+    dtype = torch.promote_types(vectors.dtype, weights.dtype) if added else vectors.dtype
+    if dtype != weights.dtype and type(weights) in (Tensor, nn.Parameter):
         converts = torch.is_autocast_enabled(vectors.device.type)
         check_input(converts, name, f"{weights.dtype}, as the weights are", vectors.dtype)
 

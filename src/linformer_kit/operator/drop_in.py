@@ -17,7 +17,7 @@ from linformer_cli.errors import InputError, check_choice, check_input, renamed
 from linformer_cli.settings import BiasOrder, SlotSettings
 from linformer_cli.settings.declare import LONGEST
 from linformer_kit.operator.attention import ProjectedAttention, is_affine
-from linformer_kit.operator.conditions import check_dtype, check_tensors, described, reject_old_exporter, require
+from linformer_kit.operator.conditions import check_tensors, check_vectors, described, reject_old_exporter, require
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
@@ -236,18 +236,16 @@ class LinformerAttention(ProjectedAttention):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Reject shapes that do not fit the layer or each other."""
+        inputs = {"query": (query, self.q_proj), "key": (key, self.k_proj), "value": (value, self.v_proj)}
+        for name, (each, linear) in inputs.items():  # another map than torch's may convert its input
+            check_vectors(name, each, self.embed_dim, linear.weight if is_affine(linear) else each)
         shapes = [list(tensor.shape) for tensor in (query, key, value)]
-        fits = all(len(shape) == 3 and shape[2] == self.embed_dim for shape in shapes)
-        check_input(fits, "query, key, value", f"[batch, length, {self.embed_dim}] or one sequence each", shapes)
         fits = key.shape == value.shape and query.shape[0] == key.shape[0]
         check_input(fits, "query, key, value", "one batch size, and one length of key and value", shapes)
         has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
         check_input(has_positions, "key", "at least one position", 0)
         fits = not self._moves_queries or query.shape[1] == key.shape[1]
         check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
-        for linear, each in zip((self.q_proj, self.k_proj, self.v_proj), (query, key, value), strict=True):
-            if is_affine(linear):  # others may convert their input
-                check_dtype("query, key, value", each, linear.weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if prefix + "in_proj_weight" in state_dict:  # of an `nn.MultiheadAttention`, without E and F: ours are kept

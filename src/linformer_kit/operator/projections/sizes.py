@@ -47,7 +47,7 @@ def slots_by_head(
     return tuple(dims)
 
 
-def each_dim(projected_dim: Any, change: Callable[[Any], Any]) -> Any:
+def each_dim(projected_dim: Any, change: Callable[[Any], Any] = lambda dim: dim) -> Any:
     """Apply a function to k, or to each number in lists or tuples of k for layers and heads, which become lists."""
     if isinstance(projected_dim, (list, tuple)):
         return [each_dim(dim, change) for dim in projected_dim]
