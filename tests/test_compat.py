@@ -192,6 +192,20 @@ WRONG = {
     "dim_head: expected dim / heads, 5, or None, got 11": lambda: compat.Linformer(WIDTH, N, 1, heads=3, dim_head=11),
     "heads: expected a divisor of dim 15, got 7": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=7),
     "heads: expected a divisor of dim 15, got None": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=None),
+    "dim: expected a positive integer, got None": lambda: compat.LinformerSelfAttention(None, N),
+    "num_tokens: expected a positive integer, got None": lambda: compat.LinformerLM(None, WIDTH, N, 1),
+    "dim: expected a positive integer, got '8'": lambda: compat.LinformerLM(7, "8", N, 1),
+    "seq_len: expected a positive integer, got -3": lambda: compat.LinformerLM(7, WIDTH, -3, 1),
+    "x: expected a tensor of int64 or int32, got list": lambda: language_model()([[1]]),
+    "x: expected ids from 0 to .*, got -1": lambda: language_model()(-torch.ones(1, 31).long()),
+    r"x: expected floating point \[batch, sequence, 15\], got list": lambda: stack()([[1.0]]),
+    r"x: expected floating point \[batch, sequence, 15\], got torch.float32 \[1, 31, 17\]": lambda: stack()(
+        torch.zeros(1, 31, 17)
+    ),
+    "x: expected torch.float32, as the weights are, got torch.float64": lambda: stack()(
+        torch.zeros(1, 31, WIDTH).double()
+    ),
+    "context: expected a tensor, got 'list'": lambda: attention()(torch.zeros(1, 31, WIDTH), [[1.0]], [[True]]),
     "depth: expected a positive integer, got -1": lambda: compat.Linformer(WIDTH, N, -1, heads=3),
     "depth: expected a positive integer, got 1.5": lambda: compat.Linformer(WIDTH, N, 1.5, heads=3),
     r"mask: expected bool \[1, 31\], True at real tokens, got 'list'": lambda: stack()(

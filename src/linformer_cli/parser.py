@@ -26,7 +26,7 @@ from linformer_cli.settings.files import flat
 RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
-_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0", "null")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -86,6 +86,10 @@ def parse_settings(
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
+    surplus = unknown + [word for each in places if list in each.kinds for word in getattr(parsed, each.name, [])[1:]]
+    for flag, word in itertools.pairwise(words) if surplus and not surplus[0].startswith("-") else ():
+        if flag.endswith("=true") and word.isalnum() and not os.path.exists(word):
+            raise InputError(f"{flag[2:].partition('=')[0]}: expected true or false, got {word}")
     if unknown:
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_input, input_errors, renamed
 from linformer_kit.interop.loading import renamed_weights
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerEncoder
+from linformer_kit.models.modeling import LinformerEncoder, check_ids
+from linformer_kit.operator.conditions import check_tensors, check_vectors, described, values_are_cheap
 from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import MatrixProjection
 from linformer_kit.operator.projections.sizes import is_integer, slots_by_head
@@ -94,7 +95,8 @@ class LinformerSelfAttention(LinformerAttention):
         share_kv: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        fits = is_integer(dim) and is_integer(heads) and heads > 0 and dim % heads == 0
+        check_input(is_integer(dim) and dim > 0, "dim", "a positive integer", dim)
+        fits = is_integer(heads) and heads > 0 and dim % heads == 0
         check_input(fits, "heads", f"a divisor of dim {dim}", heads)
         with renamed("embed_dim", "dim"), renamed("projected_dim", "k"):
             sharing = "key_value" if share_kv else "headwise"
@@ -127,6 +129,7 @@ class LinformerSelfAttention(LinformerAttention):
             context: Input of keys and values; None: x.
             mask: True at real tokens of the keys, False at padding, which has no effect wherever it is.
         """
+        check_tensors(x=x, context=context)
         keys = x if context is None else context
         return super().forward(x, keys, keys, _padding(mask, keys))[0]
 
@@ -168,10 +171,11 @@ class Linformer(nn.Module):
         self, x: Float[Tensor, "batch seq_len embed"], mask: Bool[Tensor, "batch keys"] | None = None
     ) -> Float[Tensor, "batch seq_len embed"]:
         """Encode sequences; the mask is that of `LinformerSelfAttention`, and outputs at padding are undefined."""
-        padding = _padding(mask, x)
-        if padding is not None:
-            x = x.masked_fill(padding[..., None], 0.0)  # a NaN would reach the gradients of shared weights
         layers: Any = self.net["layers"]
+        weights = layers[0][0]["norm"].weight
+        check_vectors("x", x, len(weights), weights)
+        if (padding := _padding(mask, x)) is not None:
+            x = x.masked_fill(padding[..., None], 0.0)  # a NaN would reach the gradients of shared weights
         for attention, feed_forward in layers:
             x = x + attention["fn"](attention["norm"](x), mask=mask)
             x = x + feed_forward["fn"](feed_forward["norm"](x))
@@ -186,6 +190,8 @@ class LinformerLM(nn.Module):
 
     def __init__(self, num_tokens: int, dim: int, seq_len: int, depth: int, *args: Any, **options: Any) -> None:
         super().__init__()
+        for name, size in {"num_tokens": num_tokens, "dim": dim, "seq_len": seq_len}.items():
+            check_input(is_integer(size) and size > 0, name, "a positive integer", size)
         self.token_emb = nn.Embedding(num_tokens, dim)
         self.pos_emb = nn.Embedding(seq_len, dim)
         self.linformer = Linformer(dim, seq_len, depth, *args, **options)
@@ -195,6 +201,7 @@ class LinformerLM(nn.Module):
         self, x: Int[Tensor, "batch seq_len"], mask: Bool[Tensor, "batch keys"] | None = None
     ) -> Float[Tensor, "batch seq_len vocab"]:
         """Logits of each token; positions count the real tokens."""
+        check_ids("x", x, None, self.token_emb.num_embeddings, isinstance(x, Tensor) and values_are_cheap(x))
         longest = self.pos_emb.num_embeddings
         check_input(x.shape[1] <= longest, "sequence length", f"at most {longest}", x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
@@ -210,8 +217,7 @@ def _padding(mask: Tensor | None, keys: Tensor) -> Tensor | None:
     shape = list(keys.shape[:2])
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and list(mask.shape) == shape:
         return ~mask
-    got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-    raise InputError(f"mask: expected bool {shape}, True at real tokens, got {got!r}")
+    raise InputError(f"mask: expected bool {shape}, True at real tokens, got {described(mask)!r}")
 
 
 def from_linformer(

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from linformer_cli.cli import main
+from linformer_cli.errors import InputError
 from linformer_cli.parser import RECIPES, parse
+from linformer_cli.settings.declare import COMMANDS, TITLES, settings_of
 from linformer_kit import LinformerConfig
 from tests.conftest import fail
 
@@ -146,6 +148,7 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
         (["embed", "m", "f", "--mlm_probability", "0.3"], "unrecognized arguments: --mlm_probability 0.3\n"),
         (["adapters", "--adapter", "x"], "unrecognized arguments: --adapter x\n"),
         (["predic"], "(did you mean predict?)"),
+        (["embed", "MODEL", "a.csv", "--out", "b.npy", "--pieces=maybe"], "pieces: expected true or false, got maybe\n"),
         (["bench", "--lengths", "8", "few"], "lengths: expected a valid integer, got few"),
         (["bench", "--lengths", "[yes, 512]"], "lengths: expected a valid integer, got yes"),
     ],
@@ -154,6 +157,48 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert message in f"{fail(capsys, *arguments)}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+FLAGS = [
+    (name, setting.name)
+    for name, command in COMMANDS.items()
+    for setting in settings_of(command.settings)
+    if bool in setting.kinds and setting.group in TITLES
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_what_a_flag_does_not_take_is_its_error(command, flag, tmp_path, monkeypatch):
+    """Wherever it stands. A word that is needed otherwise or names a path is none of its values."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").touch()
+    places = [each for each in settings_of(COMMANDS[command].settings) if each.group == TITLES[0]]
+    words = [each.name for each in places if each.name != "out" or command == "export"]
+    out = ["--out", "vectors.npy"] if command == "embed" else []
+    wrong = rf"^{flag.replace('.', '[.]')}: expected true or false, got maybe$"
+    for arguments in (
+        [*words, *out, f"--{flag}", "maybe"],
+        [f"--{flag}", "maybe", *words, *out],
+        [*words, *out, f"--{flag}=maybe"],
+    ):
+        with pytest.raises(InputError, match=wrong):
+            parse([command, *arguments])
+    assert _named(parse([command, f"--{flag}", *words, *out])[1], flag) is True
+    if any(list in each.kinds for each in places):
+        for more in ("data", "a/b", "*.csv", "texts.csv"):
+            settings = parse([command, *words, *out, f"--{flag}", more])[1]
+            assert settings.file == ["file", more] and _named(settings, flag) is True
+
+
+def test_a_flag_that_may_have_no_value_takes_null():
+    assert parse(["distill", "MODEL", "--packing", "null"])[1].packing is None
+    assert parse(["distill", "MODEL", "--packing", "no"])[1].packing is False
+
+
+def _named(settings, name):
+    for part in name.split("."):
+        settings = getattr(settings, part)
+    return settings
 
 
 def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):

@@ -116,7 +116,8 @@ def test_heads_with_labels(config):
 def test_attention(projection):
     """Cross-attention, lengths, both kinds of masks, weights, both orders of the bias."""
     with META:
-        attention = LinformerAttention(33, 3, 37, 7, projection=projection, dropout=0.1)
+        sizes = (37, 7) if projection else ()
+        attention = LinformerAttention(33, 3, *sizes, projection=projection, dropout=0.1)
         query, key, value = torch.empty(2, 5, 33), torch.empty(2, 31, 33), torch.empty(2, 31, 33)
         mask = torch.empty(2, 31, dtype=torch.bool)
     for arguments in (

@@ -68,28 +68,35 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
 
 
 @pytest.mark.parametrize(
-    ("option", "prompt", "include"),
+    ("option", "prompt", "include", "width"),
     [
-        (("--chunk_tokens", 40), f"{PROMPT} ", False),
-        (("--chunk_tokens", 40), "", True),
-        (("--pieces",), PROMPT, True),
+        (("--chunk_tokens", 40), f"{PROMPT} ", False, None),
+        (("--chunk_tokens", 40), "", True, None),
+        (("--pieces",), PROMPT, True, None),
+        (("--chunk_tokens", 40), "", True, 13),
+        (("--pieces",), "", True, 13),
+        ((), "", True, 13),
     ],
 )
-def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
-    """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool.
+def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option, width):
+    """Normalised, and then cut to the width that the folder names, as sentence-transformers does.
+
+    A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool.
 
     Without a prompt the tokenizer truncates on the left, which changes nothing: whole texts are read.
     """
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
+    config |= {"truncate_dim": width}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
     if not prompt:
         transformers.AutoTokenizer.from_pretrained(model, truncation_side="left").save_pretrained(model)
     vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", *option), encoded(model, TEXTS)
     short = [number for number, text in enumerate(TEXTS) if len(text) < 50]
-    if option[0] == "--chunk_tokens":
+    if "--chunk_tokens" in option:
         rows = [piece["row"] - 1 for piece in pieces_of(tmp_path / "vectors.npy")]
         vectors = vectors[[rows.index(number) for number in range(len(TEXTS))]]
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
+    assert vectors.shape[1] == (width or 33) and np.allclose(np.linalg.norm(vectors, axis=1), 1) == (width is None)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from linformer_cli.cli import main
+from linformer_cli.settings import EmbedSettings, PredictSettings, declare
+from linformer_kit import InputError
 from linformer_kit.inference import batches, embedder, files
 from tests.conftest import fail, fail_last_line
 from tests.inference.conftest import LONGEST, TEXTS, described, encoded
@@ -70,6 +73,33 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
     assert vectors.dtype == np.float32 and distance.min() > 0 and distance.max() < 0.05
     message = f"resume: expected dtype as in {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'auto'"
     assert message in fail(capsys, *command(folder, output, "--resume"))
+
+
+@pytest.mark.parametrize("kind", [EmbedSettings, PredictSettings])
+def test_a_resumed_run_has_all_settings_that_change_its_output(folder, tmp_path, kind):
+    """Also those of a later version."""
+
+    @declare.settings
+    class Later(kind):
+        later: declare.Texts[int] = 3
+
+    class Model:
+        def groups(self, texts, *_):
+            yield list(texts)
+
+    def run(**changes):
+        values = {"model": "m", "file": [str(folder / "texts.jsonl")], "out": str(tmp_path / "x.npy")} | changes
+        output = files.TextsAndOutput(Later(text_column="body", **values))
+        output.find_texts(files.TextColumns("body"), document="line")
+        output.write(Model(), {}, lambda texts, done: b"")
+
+    run()
+    free = {"model", "file", "out", "resume", "overwrite", "device", "batch_size"}
+    names = {field.name for field in dataclasses.fields(Later)} - free
+    assert json.loads((tmp_path / "x.npy.run.json").read_text()).keys() == names | {"files", "texts", "bytes"}
+    run(resume=True, device="cpu", batch_size=5)
+    with pytest.raises(InputError, match=r"^resume: expected later as in .*x.npy.run.json, 3, got 5$"):
+        run(resume=True, later=5)
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):

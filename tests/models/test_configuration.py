@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from linformer_cli.settings import ModelSettings
@@ -29,11 +30,44 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("attention", ("linformer", "full"), ["linformer", "full"]),
+        ("projected_dim", (5, 7), [5, 7]),
+        ("projected_dim", ((5, 5, 3), (7, 7, 2)), [[5, 5, 3], [7, 7, 2]]),
+        ("projected_dim", [(5, 5, 3), (7, 7, 2)], [[5, 5, 3], [7, 7, 2]]),
+    ],
+)
+def test_tuples_are_lists(config, tmp_path, name, given, kept):
+    made = config(**{name: given})
+    changed = LinformerConfig.from_dict(config().to_dict(), **{name: given})
+    made.save_pretrained(tmp_path)
+    for each in (made, changed, LinformerConfig.from_pretrained(tmp_path)):
+        assert getattr(each, name) == kept
+    LinformerModel(made)(torch.ones(1, 23).long())
+
+
+def test_tuples_of_slots_are_by_layer_as_lists_are(config):
+    """Also with as many layers as heads, where one k per layer could be taken for one per head."""
+    models = [LinformerModel(config(num_hidden_layers=3)).eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = torch.arange(31)[None]
+    for dims in ((2, 3, 5), ((2, 3, 5), (3, 5, 7), (2, 2, 2))):
+        models[0].set_projected_dim(dims)
+        models[1].set_projected_dim([list(each) if isinstance(each, tuple) else each for each in dims])
+        first, second = (model(ids, output_attentions=True) for model in models)
+        assert torch.equal(first[0], second[0])
+        assert [each.shape for each in first.attentions] == [each.shape for each in second.attentions]
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"attention": ["full"] * 5}, "attention: expected one for each of 12 layers, got ['full', 'full',"),
         ({"attention": ["full", "fill"]}, "attention: expected 'linformer' or 'full'"),
         ({"attention": [*["full"] * 11, "linformer"], "projected_dim": 600}, "projected_dim: expected 1 to 512"),
+        ({"attention": ("full", "fill")}, "attention: expected 'linformer' or 'full'"),
+        ({"projected_dim": ("8", 8)}, "projected_dim: expected a valid integer or a valid list, got "),
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"hidden_size": True}, "hidden_size: expected a number, got True"),

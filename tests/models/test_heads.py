@@ -142,7 +142,53 @@ def test_question_answering_loss_is_that_of_transformers(config):
             "expected at most max_position_embeddings 37, got",
         ),
         (LinformerForMaskedLM, {"input_ids": IDS + 96}, "input_ids: expected ids from 0 to 100, got 101"),
-        (LinformerForMaskedLM, {"input_ids": IDS[0]}, "expected [batch, sequence] or [batch, sequence, 33], got [31]"),
+        (
+            LinformerForMaskedLM,
+            {"input_ids": IDS[0]},
+            "input_ids: expected [batch, sequence], got [31]",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"input_ids": IDS.tolist()},
+            "input_ids: expected a tensor of int64 or int32, got list",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"input_ids": IDS.float()},
+            "input_ids: expected a tensor of int64 or int32, got torch",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"position_ids": IDS[0].tolist()},
+            "position_ids: expected a tensor of int64 or int32, got list",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"position_ids": IDS[0, 0]},
+            "position_ids: expected [2, 31], got []",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"token_type_ids": IDS.tolist()},
+            "token_type_ids: expected a tensor of int64 or int32, got list",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"attention_mask": [[1] * 31] * 2},
+            "attention_mask: expected [2, 31], 1 on real tokens and 0",
+        ),
+        (
+            LinformerForMaskedLM,
+            {"attention_mask": IDS.numpy()},
+            "attention_mask: expected [2, 31], 1 on real tokens and 0",
+        ),
+        (LinformerForMaskedLM, {"labels": IDS.tolist()}, "labels: expected a tensor, got 'list'"),
+        (LinformerForMaskedLM, {"labels": IDS + 96}, "labels: expected ids from 0 to 100, got 101"),
+        (
+            LinformerForQuestionAnswering,
+            {"start_positions": [1, 2], "end_positions": [1, 2]},
+            "start_positions: expected a tensor, got 'list'",
+        ),
         (LinformerForMaskedLM, {"inputs_embeds": IDS}, "expected exactly one of them, got both or neither"),
         (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
         (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
@@ -166,7 +212,7 @@ def test_rejected_labels_leave_the_model_as_it_was(config):
     for shape in ([2], [3, 2]):
         with pytest.raises(InputError, match=re.escape(f"labels: expected [2, 3], got {shape}")):
             model(IDS, labels=torch.zeros(shape))
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError, match=r"^labels: expected ids from 0 to 2, got "):
         model(IDS, labels=IDS[:, 0])
     assert model.config.problem_type is None
     model(IDS, labels=torch.zeros(2, 3))

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForMaskedLM
 
-from linformer_kit import InputError, LinformerEncoder, LinformerModel
+from linformer_kit import (
+    InputError,
+    LinformerEncoder,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerModel,
+)
 from tests.conftest import randomise, tokens
 
 ENCODERS = [{}, {"sharing": "none"}, {"projection": "mean_pool", "sliding_window": 3}, {"norm_first": True}]
@@ -57,6 +64,27 @@ def test_the_encoder_is_saved_and_grows(config, tmp_path):
     assert encoder(torch.randn(1, 83, 33), output_attentions=True).attentions[0].shape == (1, 3, 83, 3)
 
 
+HEADS = (LinformerModel, LinformerForMaskedLM, LinformerForSequenceClassification)
+
+
+@pytest.mark.parametrize("loader", [*HEADS, AutoModel, AutoModelForMaskedLM])
+def test_a_saved_encoder_is_not_loaded_with_random_embeddings(config, tmp_path, loader):
+    LinformerEncoder(config()).save_pretrained(tmp_path)
+    message = f"^{tmp_path}: expected embeddings of words, got none; lk.LinformerEncoder loads it$"
+    with pytest.raises(InputError, match=message):
+        loader.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("model_class", HEADS)
+def test_an_encoder_takes_the_layers_of_a_saved_model(config, tmp_path, model_class):
+    model = randomise(model_class(config(norm_first=True, sharing="layerwise"))).eval()
+    model.save_pretrained(tmp_path)
+    encoder, loading = LinformerEncoder.from_pretrained(tmp_path, output_loading_info=True)
+    expected = model.base_model(tokens(2, 31), output_hidden_states=True)
+    assert torch.equal(encoder(expected.hidden_states[0])[0], expected[0])
+    assert not loading["missing_keys"] and not any(".layers." in key for key in loading["unexpected_keys"])
+
+
 def test_the_encoder_computes_large_inputs_in_blocks(config, small_blocks):
     encoder, inputs = randomise(LinformerEncoder(config())).eval(), torch.randn(5, 37, 33)
     mask = (torch.arange(37) < 29).expand(5, -1)
@@ -75,6 +103,23 @@ def test_vectors_rejected(config, model_class, shape):
     )
     with pytest.raises(InputError, match=expected):
         model_class(config())(inputs_embeds=torch.zeros(shape))
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("model_class", [LinformerEncoder, LinformerModel])
+def test_vectors_of_another_dtype(config, model_class, given, weights):
+    """They are rejected, unless mixed precision or the sum with the positions converts them."""
+    model, vectors = model_class(config()).to(weights).eval(), torch.randn(2, 31, 33).to(given)
+    narrower = torch.promote_types(given, weights) == weights
+    if narrower and weights == torch.float32:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(inputs_embeds=vectors).last_hidden_state.isfinite().all()
+    if given == weights or (narrower and model_class is LinformerModel):
+        assert model(inputs_embeds=vectors).last_hidden_state.isfinite().all()
+    else:
+        with pytest.raises(InputError, match=f"^inputs_embeds: expected {weights}, as the weights are, got {given}$"):
+            model(inputs_embeds=vectors)
 
 
 @pytest.mark.unchecked

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinearProjection, LinformerAttention
-from linformer_kit.operator.projections import PROJECTIONS
+from linformer_kit.operator.projections import PROJECTIONS, FullAttention
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
 
@@ -32,7 +32,7 @@ def padding_mask(batch: int, seq_len: int) -> torch.Tensor:
 @pytest.mark.parametrize(("bias", "masked", "seq_len"), [(True, True, 23), (False, False, N), (True, False, 1)])
 def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len):
     """The baseline; `test_properties` has the projections."""
-    layer = build(projection=None, bias=bias)
+    layer = randomise(LinformerAttention(EMBED, HEADS, projection=None, bias=bias)).double()
     inputs = torch.randn(4, seq_len, EMBED, dtype=torch.float64, requires_grad=True)
     mask = padding_mask(4, seq_len) if masked else None
     real = torch.ones(4, seq_len, dtype=torch.bool) if mask is None else ~mask
@@ -84,6 +84,7 @@ def test_a_projection_module_can_be_shared():
 
 X = torch.zeros(2, 23, EMBED)
 SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
+FULL, FULL_ONLY = FullAttention(HEADS), {"projection": None, "max_seq_len": None, "projected_dim": None}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,17 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23)}, "key_padding_mask: expected bool, or floating point of 0 at real"),
         ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got 0"),
+        (
+            {"key_padding_mask": [[False] * 23] * 2},
+            "key_padding_mask: expected a tensor, got 'list'",
+        ),
+        ({"query": X.tolist()}, "query: expected a tensor, got 'list'"),
+        ({"value": X.numpy()}, "value: expected a tensor, got 'ndarray'"),
+        ({"query": X.double()}, "query: expected torch.float32, as the weights are, got torch.float64"),
+        (
+            {"key": X.half(), "value": X.half()},
+            "key: expected torch.float32, as the weights are, got torch.float16",
+        ),
     ],
 )
 @pytest.mark.unchecked
@@ -118,6 +130,23 @@ def test_calls_rejected(arguments, message):
             "bias_order: expected before_projection, unless E and F",
         ),
         ({"projection": SHARED}, "max_seq_len: expected None, since the projection module has its own, got 31"),
+        ({"projection": None}, "max_seq_len: expected None, since full attention has none, got 31"),
+        ({"projection": FULL}, "max_seq_len: expected None, since full attention has none, got 31"),
+        (FULL_ONLY | {"projected_dim": 7}, "projected_dim: expected None, since full attention has none, got 7"),
+        (
+            FULL_ONLY | {"projection": FULL, "projected_dim": 7},
+            "projected_dim: expected None, since full attention has none, got 7",
+        ),
+        (FULL_ONLY | {"sharing": "none"}, "sharing: expected None, since full attention has none, got 'none'"),
+        (FULL_ONLY | {"shorter_input": "prefix"}, "shorter_input: expected None, since full attention has none, got"),
+        (
+            FULL_ONLY | {"projection_initializer": "pooling"},
+            "projection_initializer: expected None, since full attenti",
+        ),
+        (
+            {"projection": "conv", "projection_initializer": "pooling"},
+            "projection_initializer: expected None without projection linear, got 'pooling'",
+        ),
     ],
 )
 def test_constructions_rejected(arguments, message):
@@ -125,10 +154,10 @@ def test_constructions_rejected(arguments, message):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
 
 
-@pytest.mark.parametrize("projection", ["linear", None])
+@pytest.mark.parametrize("arguments", [{"max_seq_len": N, "projected_dim": K}, {"projection": None}])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_dropout_acts_while_training_only(projection, need_weights):
-    layer, x = LinformerAttention(EMBED, HEADS, N, K, projection=projection, dropout=0.5), torch.randn(2, 23, EMBED)
+def test_dropout_acts_while_training_only(arguments, need_weights):
+    layer, x = LinformerAttention(EMBED, HEADS, **arguments, dropout=0.5), torch.randn(2, 23, EMBED)
 
     def run() -> torch.Tensor:
         return layer(x, x, x, need_weights=need_weights)[0]

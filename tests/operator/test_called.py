@@ -95,7 +95,8 @@ ATTACHED = {
 
 
 def build(**arguments) -> LinformerAttention:
-    return randomise(LinformerAttention(EMBED, HEADS, N, K, **arguments)).double()
+    given = {"max_seq_len": N, "projected_dim": K} | arguments
+    return randomise(LinformerAttention(EMBED, HEADS, **given)).double()
 
 
 def padded(batch: int, seq_len: int) -> Tensor:
@@ -170,7 +171,8 @@ def test_the_bias_that_comes_later_is_what_the_map_gives_for_zero(attached, proj
 
 @pytest.mark.parametrize("projection", [*PROJECTIONS, None])
 def test_recording_hooks_see_every_token_once_and_change_nothing(projection):
-    layer = build(projection=projection)
+    sizes = {"max_seq_len": None, "projected_dim": None} if projection is None else {}
+    layer = build(projection=projection, **sizes)
     inputs = torch.randn(2, 23, EMBED, dtype=torch.float64)
     before, seen = layer(inputs, inputs, inputs)[0], []
     for name in MAPS:

@@ -18,8 +18,9 @@ EMBED, HEADS, N, K = 33, 3, 31, 7
 
 def pair(**arguments) -> tuple[LinformerAttention, LinformerAttention]:
     """The same attention twice: the batch first, and the length first."""
-    first = randomise(LinformerAttention(EMBED, HEADS, N, K, **arguments)).double()
-    other = LinformerAttention(EMBED, HEADS, N, K, batch_first=False, **arguments).double()
+    sizes = (N, K) if arguments.get("projection", "linear") else ()
+    first = randomise(LinformerAttention(EMBED, HEADS, *sizes, **arguments)).double()
+    other = LinformerAttention(EMBED, HEADS, *sizes, batch_first=False, **arguments).double()
     other.load_state_dict(first.state_dict())
     return first, other
 

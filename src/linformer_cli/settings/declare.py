@@ -274,7 +274,7 @@ def _first(error: ValidationError, kind: type) -> str:
     got = "none" if first["input"] == "" else first["input"]
     if first["type"] in ("int_type", "float_type", "bool_type"):  # not converted, so "8" is shown as what it is
         got = repr(got)
-    return f"{name}: expected {' or '.join(expected)}, got {got}"
+    return f"{name}: expected {' or '.join(expected)}".replace("a valid boolean", "true or false") + f", got {got}"
 
 
 def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:

@@ -48,13 +48,11 @@ def main(settings: EmbedSettings) -> None:
     written.find_texts(TextColumns(settings.text_column or "text"), document=settings.document)
     embedder = _load(settings)
     identity = {
-        "dtype": settings.dtype,  # before the fingerprint, which differs as well
         "model_fingerprint": fingerprint(embedder.sentences),
         "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,
         "max_length": embedder.limit,
-        **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
     }
 
     def start() -> bytes:
@@ -153,7 +151,7 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
 def embed_pieces(embedder: Embedder, texts: Sequence[str]) -> np.ndarray:
     """Means of the embeddings of consecutive pieces, weighted by their numbers of tokens, float32 `[texts, width]`.
 
-    They are normalised if the embeddings of the model are.
+    They are normalised if the embeddings of the model are, and then cut to its width, as sentence-transformers does.
 
     Args:
         embedder: The embedder; each piece has at most `embedder.limit` tokens, prompt and special tokens included.
@@ -168,9 +166,9 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str]) -> np.ndarray:
             weights.append(max(1, min(tokens.room, len(tokens.text) - start)))
     counts = np.array(weights, dtype=np.float32)[:, None]
     sums = np.add.reduceat(embedder.outputs(windows) * counts, firsts)
-    if isinstance(embedder.sentences[-1], Normalize):
-        return sums / np.linalg.norm(sums, axis=1, keepdims=True)
-    return sums / np.add.reduceat(counts, firsts)
+    is_normal = isinstance(embedder.sentences[-1], Normalize)
+    means = sums / (np.linalg.norm(sums, axis=1, keepdims=True) if is_normal else np.add.reduceat(counts, firsts))
+    return means[:, : embedder.sentences.truncate_dim]
 
 
 def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
@@ -207,7 +205,7 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
                 edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
-    return embedder.outputs(windows, run)
+    return embedder.outputs(windows, run)[:, : embedder.sentences.truncate_dim]
 
 
 def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:

@@ -62,14 +62,14 @@ class Embedder(TextModel):
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`."""
-        return self([(text, None) for text in texts])[0]
+        return self([(text, None) for text in texts])[0][:, : self.sentences.truncate_dim]
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.vectors(self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled}))
 
     def vectors(self, outputs: dict[str, Any]) -> np.ndarray:
-        """The embeddings, float32 `[texts, width]`, among the outputs of the modules."""
-        return outputs["sentence_embedding"][:, : self.sentences.truncate_dim].float().cpu().numpy()
+        """The embeddings before they are cut to `width`, float32 `[texts, …]`, among the outputs of the modules."""
+        return outputs["sentence_embedding"].float().cpu().numpy()
 
 
 def load_embedder(name: str, *, device: str | None = None, **options: Any) -> Embedder:

@@ -25,6 +25,7 @@ from linformer_kit.files.writing import whole_file, write_whole
 from linformer_kit.inference.batches import TextModel
 
 _SECONDS = 30.0  # between two saves, at least
+_MAY_CHANGE = ("model", "file", "out", "resume", "overwrite", "device", "batch_size")  # hashed instead, or rounding
 
 
 class TextsAndOutput:
@@ -49,7 +50,7 @@ class TextsAndOutput:
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
-        self._resume, self._goes_on = settings.resume, settings.resume or settings.overwrite
+        self._settings, self._goes_on = settings, settings.resume or settings.overwrite
         self.paths = find_files(settings.file, field="file")
         column = settings.text_column
         if column is not None and not any(is_table(path, column) for path in self.paths):
@@ -78,15 +79,16 @@ class TextsAndOutput:
 
         Args:
             model: The model that `rows` runs.
-            identity: All that the output depends on besides the files; a run to resume must have the same.
+            identity: All that the output depends on besides files and settings as given; a run to resume has the same.
             rows: Computes what is written for a group of texts; its second argument is the number of texts before them.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once all is saved.
         """
-        self._identity = identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
+        settings = {name: value for name, value in vars(self._settings).items() if name not in _MAY_CHANGE}
+        self._identity = settings | identity | {"files": [[path.name, file_fingerprint(path)] for path in self.paths]}
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        done, size = self._recorded() if self._resume else (0, 0)  # texts and bytes
+        done, size = self._recorded() if self._settings.resume else (0, 0)  # texts and bytes
 
         # x: of processes that start at once, one creates it.
         with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -58,8 +57,7 @@ def main(settings: PredictSettings) -> None:
             "labels": list(trained.labels.names),
             "max_length": classifier.limit,
             "dtype": classifier.dtype,
-            "columns": dataclasses.asdict(columns),
-            "threshold": settings.threshold,
+            **columns.names(),
         }
         output.write(classifier, identity, classifier.lines)
     shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())

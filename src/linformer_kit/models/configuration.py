@@ -17,7 +17,7 @@ from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings, suggestion
 from linformer_kit.operator.attention import check_bias_order
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
+from linformer_kit.operator.projections.sizes import each_dim, largest_dim, slots_by_head
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class _Fields(ModelSettings):
 
 def _check_fields(config: LinformerConfig) -> None:
     """Check fields by the limits in `ModelSettings`, then contradictions."""
-    for name, value in vars(_Fields(**{name: getattr(config, name) for name in _FIELDS})).items():
+    for name, value in vars(_Fields(**{name: each_dim(getattr(config, name)) for name in _FIELDS})).items():
         setattr(config, name, value)
     labels = config.id2label
     check_input(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)
@@ -141,8 +141,7 @@ def _check_fields(config: LinformerConfig) -> None:
     check_input(pad is None or pad < config.vocab_size, "pad_token_id", known, pad)
     heads, divisor = config.num_attention_heads, f"a divisor of hidden_size {config.hidden_size}"
     check_input(config.hidden_size % heads == 0, "num_attention_heads", divisor, heads)
-    by_layer = isinstance(config.attention, list)
-    fits = not by_layer or len(config.attention) == config.num_hidden_layers
+    fits = isinstance(config.attention, str) or len(config.attention) == config.num_hidden_layers
     check_input(fits, "attention", f"one for each of {config.num_hidden_layers} layers", config.attention)
     if config.has_slots:
         check_projected_dim(config, config.projected_dim)

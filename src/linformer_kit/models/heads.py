@@ -32,7 +32,8 @@ from transformers.utils.generic import can_return_tuple
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_ids
+from linformer_kit.operator.conditions import check_tensors, values_are_cheap
 from linformer_kit.operator.padding import take_positions
 
 
@@ -83,6 +84,7 @@ class LinformerWithHead(LinformerPreTrainedModel):
                 is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
                 Default: all tokens. None for sequences.
         """
+        check_tensors(labels=labels)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
         hidden = encoded.last_hidden_state
@@ -104,10 +106,10 @@ class LinformerWithHead(LinformerPreTrainedModel):
         self, logits: Float[Tensor, "*tokens labels"], labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> Float[Tensor, ""]:
         """Cross-entropy of tokens; -100 marks tokens without a label."""
-        if labels.shape != logits.shape[:-1]:
-            raise InputError(f"labels: expected {list(logits.shape[:-1])}, got {list(labels.shape)}")
         if labels.is_floating_point():
             raise InputError(f"labels: expected whole numbers, got {labels.dtype}")
+        ids, shape = labels.long().where(labels != IGNORED_LABEL, 0), logits.shape
+        check_ids("labels", ids, shape[:-1], shape[-1], values_are_cheap(labels))
         losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
         return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
@@ -227,6 +229,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         """
         if (start_positions is None) != (end_positions is None):
             raise InputError("start_positions, end_positions: expected both or neither, got one")
+        check_tensors(start_positions=start_positions, end_positions=end_positions)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         encoded = self.linformer(*inputs, **outputs, return_dict=True)
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(dim=-1)

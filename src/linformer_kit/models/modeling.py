@@ -11,7 +11,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -25,7 +25,7 @@ from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import reject_old_exporter, require, values_are_cheap
+from linformer_kit.operator.conditions import check_vectors, described, reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import is_right_padded, of_block, right_padded, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
@@ -43,6 +43,16 @@ class LinformerPreTrainedModel(LinearModel):
     _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]
     _supports_sdpa = True
     _input_embed_layer = "word_embeddings"
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As in transformers, but embeddings never start at random: weights of a `LinformerEncoder` raise an error."""
+        model, loading = super().from_pretrained(*arguments, output_loading_info=True, **options)
+        if any(key.endswith("word_embeddings.weight") for key in loading["missing_keys"]):
+            raise InputError(
+                f"{model.name_or_path}: expected embeddings of words, got none; lk.LinformerEncoder loads it"
+            )
+        return (model, loading) if output_loading_info else model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -70,7 +80,7 @@ class LinformerPreTrainedModel(LinearModel):
         config, encoder = self.config, self.base_model.encoder
         if not config.has_slots:
             raise InputError("set_projected_dim: expected a model with attention linformer, got full")
-        wanted: Any = config.projected_dim if projected_dim is None else projected_dim
+        wanted = each_dim(config.projected_dim if projected_dim is None else projected_dim)
         check_projected_dim(config, wanted)
         if isinstance(wanted, int) and wanted < config.largest_projected_dim:
             wanted = each_dim(config.projected_dim, lambda built: min(built, wanted))
@@ -129,49 +139,44 @@ class Inputs(NamedTuple):
 
 
 def checked_inputs(
-    config: LinformerConfig,
+    model: LinformerPreTrainedModel,
     input_ids: Tensor | None,
     attention_mask: Tensor | None,
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
-    *,
-    takes_ids: bool = True,
 ) -> Inputs:
     """Check the arguments of `LinformerModel.forward`, and put the real tokens of each sequence first.
 
-    `takes_ids` is False for a model that has no embeddings of words.
-
     Raises:
-        InputError: for shapes and lengths that do not fit the configuration or each other, and ids out of range.
+        InputError: for types, shapes and lengths that do not fit the model or each other, and ids out of range.
     """
-    if takes_ids and (input_ids is None) == (inputs_embeds is None):
+    config = model.config
+    if model.has_positions and (input_ids is None) == (inputs_embeds is None):
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both or neither")
+    tokens: Any = inputs_embeds if input_ids is None else input_ids
+    may_read = isinstance(tokens, Tensor) and values_are_cheap(tokens)
     if input_ids is None:
-        _check_vectors(inputs_embeds, config.hidden_size)
-    elif input_ids.dim() != 2:
-        expected = f"[batch, sequence] or [batch, sequence, {config.hidden_size}]"
-        raise InputError(f"input_ids, inputs_embeds: expected {expected}, got {list(input_ids.shape)}")
-    tokens = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        weights = next(filter(Tensor.is_floating_point, model.parameters()))
+        check_vectors("inputs_embeds", tokens, config.hidden_size, weights, added=model.has_positions)
+    else:
+        check_ids("input_ids", tokens, None, config.vocab_size, may_read)
     shape = tokens.shape[:2]
     if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
         raise InputError(f"sequence length: expected at most {longest}, got {shape[1]}")
-    may_read = values_are_cheap(tokens)
     if not may_read:
         reject_old_exporter()
-    if input_ids is not None:
-        _check_ids("input_ids", input_ids, shape, config.vocab_size, may_read)
     if position_ids is not None:
-        whole = shape if len(position_ids) > 1 else (1, shape[1])
-        _check_ids("position_ids", position_ids, whole, config.max_position_embeddings, may_read)
+        whole = (1, shape[1]) if isinstance(position_ids, Tensor) and position_ids.shape[:1] == (1,) else shape
+        check_ids("position_ids", position_ids, whole, config.max_position_embeddings, may_read)
         reject_packed(position_ids, attention_mask)
-    if token_type_ids is not None and config.type_vocab_size:
-        _check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size, may_read)
-    elif token_type_ids is not None:
-        # Tokenizers may return zeros; of other types, a second text would count as part of the first.
-        require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
-        token_type_ids = None
+    if token_type_ids is not None:
+        check_ids("token_type_ids", token_type_ids, shape, config.type_vocab_size, may_read)
+        if not config.type_vocab_size:
+            # Tokenizers may return zeros; of other types, a second text would count as part of the first.
+            require((token_type_ids == 0).all(), "token_type_ids: expected None or only 0 because type_vocab_size is 0")
+            token_type_ids = None
     order = lengths = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
@@ -188,29 +193,23 @@ def checked_inputs(
     return Inputs(tokens, position_ids, token_type_ids, lengths, order)
 
 
-def _check_vectors(vectors: Any, width: int) -> None:
-    """Check word embeddings, or the inputs of a model without them."""
-    if isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.shape[2:] == (width,):
-        return
-    got = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
-    raise InputError(f"inputs_embeds: expected floating point [batch, sequence, {width}], got {got}")
-
-
-def _check_ids(name: str, ids: Tensor, shape: Sequence[int], limit: int, may_read: bool) -> None:
-    """Check the shape of ids, and their range where values may be read; accelerators have their own check."""
-    if ids.shape != tuple(shape):
-        raise InputError(f"{name}: expected {list(shape)}, got {list(ids.shape)}")
-    if may_read and ids.numel():
+def check_ids(name: str, ids: Any, shape: Sequence[int] | None, limit: int, may_read: bool) -> None:
+    """Check the shape of ids (None: any sequences), and that they are below a limit (0: none) if values may be read."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"{name}: expected a tensor of int64 or int32, got {described(ids)}")
+    if ids.dim() != 2 if shape is None else ids.shape != tuple(shape):
+        raise InputError(f"{name}: expected {list(shape) if shape else '[batch, sequence]'}, got {list(ids.shape)}")
+    if may_read and limit and ids.numel():  # accelerators have their own check
         low, high = ids.min().item(), ids.max().item()
         if low < 0 or high >= limit:
             raise InputError(f"{name}: expected ids from 0 to {limit - 1}, got {low if low < 0 else high}")
 
 
-def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
+def check_mask(attention_mask: Any, shape: Sequence[int]) -> None:
     """Check the shape of a mask; in floating point, as PEFT makes it, it must not be an additive one."""
     expected = f"attention_mask: expected {list(shape)}, 1 on real tokens and 0 on padding"
-    if attention_mask.shape != tuple(shape):
-        raise InputError(f"{expected}, got {list(attention_mask.shape)}")
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != tuple(shape):
+        raise InputError(f"{expected}, got {described(attention_mask)}")
     if attention_mask.is_floating_point():
         is_binary = ((attention_mask == 0) | (attention_mask == 1)).all() & attention_mask.any()
         require(is_binary, f"{expected}, got other numbers or only 0 in {attention_mask.dtype}")
@@ -293,7 +292,7 @@ class LinformerEncoder(LinformerPreTrainedModel):
         Returns:
             As of `LinformerModel`.
         """
-        inputs = checked_inputs(self.config, None, attention_mask, None, None, inputs_embeds, takes_ids=False)
+        inputs = checked_inputs(self, None, attention_mask, None, None, inputs_embeds)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
         return self.encoder(inputs.finite, run, inputs.order, **shown)
 
@@ -337,7 +336,7 @@ class LinformerModel(LinformerPreTrainedModel):
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        inputs = checked_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = checked_inputs(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
         order, blocks = inputs.order, run.blocks
         hidden = self.embeddings.run_in_blocks(inputs, blocks) if blocks else self.embeddings(inputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_modules
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 
 _PLAIN = contextvars.ContextVar("plain", default=False)
 _KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
@@ -91,6 +92,30 @@ def require(condition: Tensor, message: str) -> None:
             raise InputError(message)
     elif torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         torch._assert_async(condition, message)
+
+
+def described(value: Any) -> str:
+    """What was given, for errors: a tensor by its dtype and shape, anything else by its type."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_tensors(**given: Any) -> None:
+    """Reject lists, arrays of NumPy and the like; None is accepted."""
+    for name, value in given.items():
+        check_input(value is None or isinstance(value, Tensor), name, "a tensor", type(value).__name__)
+
+
+def check_vectors(name: str, vectors: Any, width: int, weights: Tensor, *, added: bool = False) -> None:
+    """Reject what is not `[batch, sequence, width]`, in floating point and with the dtype of the weights that meet it.
+
+    What is `added` to weights may be narrower. Mixed precision converts others, and a subclass of tensors (shards) may.
+    """
+    if not (isinstance(vectors, Tensor) and vectors.is_floating_point() and vectors.shape[2:] == (width,)):
+        raise InputError(f"{name}: expected floating point [batch, sequence, {width}], got {described(vectors)}")
+    dtype = torch.promote_types(vectors.dtype, weights.dtype) if added else vectors.dtype
+    if dtype != weights.dtype and type(weights) in (Tensor, nn.Parameter):
+        converts = torch.is_autocast_enabled(vectors.device.type)
+        check_input(converts, name, f"{weights.dtype}, as the weights are", vectors.dtype)
 
 
 def is_ordinary(tensor: Tensor, device: str = "cpu") -> bool:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_choice, check_input, renamed
 from linformer_cli.settings import BiasOrder, SlotSettings
 from linformer_cli.settings.declare import LONGEST
-from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.conditions import reject_old_exporter, require
+from linformer_kit.operator.attention import ProjectedAttention, is_affine
+from linformer_kit.operator.conditions import check_tensors, check_vectors, described, reject_old_exporter, require
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
@@ -55,9 +55,9 @@ class LinformerAttention(ProjectedAttention):
             module and pass it to every layer.
         projection: Name of a projection (`operator.projections.PROJECTIONS`), or a module, which may be shared with
             other layers and has its own max_seq_len, sharing, projection_initializer and shorter_input, or None: full
-            attention (equation 2).
-        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
-            `shifted_pooling` by default.
+            attention (equation 2), which has none of them and no projected_dim.
+        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`), and of
+            no other; `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
             the default), or windows that tile them (`stretch`).
         dropout: Dropout on the context mapping during training.
@@ -111,14 +111,18 @@ class LinformerAttention(ProjectedAttention):
             with renamed("seq_len", "max_seq_len"):
                 settings, head_dim = SlotSettings(projection=cast(Any, projection), **slots), embed_dim // num_heads
                 projection = build_projection(settings, max_seq_len, projected_dim, num_heads, head_dim)
+            is_used = settings.projection == "linear" or projection_initializer is None
+            check_input(is_used, "projection_initializer", "None without projection linear", projection_initializer)
             projected_dim = None
-        elif projection is None:
-            projection, projected_dim = FullAttention(num_heads), None
         else:
+            projection = FullAttention(num_heads) if projection is None else projection
             is_module, kind = isinstance(projection, SequenceProjection), type(projection).__name__
             check_input(is_module, "projection", "a name, a projection module or None", kind)
-            for name, value in ({"max_seq_len": max_seq_len} | slots).items():
-                check_input(value is None, name, "None, since the projection module has its own", value)
+            is_full = isinstance(projection, FullAttention)
+            reason = "full attention has none" if is_full else "the projection module has its own"
+            sizes = {"max_seq_len": max_seq_len} | ({"projected_dim": projected_dim} if is_full else {})
+            for name, value in (sizes | slots).items():
+                check_input(value is None, name, f"None, since {reason}", value)
             projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
@@ -178,6 +182,7 @@ class LinformerAttention(ProjectedAttention):
                 "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
             )
         reject_old_exporter()
+        check_tensors(query=query, key=key, value=value, key_padding_mask=key_padding_mask)
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
         def batch_first(sequence: Tensor) -> Tensor:
@@ -211,7 +216,7 @@ class LinformerAttention(ProjectedAttention):
             mask = padding_from_scores("key_padding_mask", mask)
         shape = list(key.shape[:2])
         fits = mask.dtype == torch.bool and list(mask.shape) == shape
-        check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", f"{mask.dtype} {list(mask.shape)}")
+        check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", described(mask))
         order, lengths = right_padded(mask)
 
         def ordered(sequence: Tensor) -> Tensor:
@@ -231,9 +236,10 @@ class LinformerAttention(ProjectedAttention):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Reject shapes that do not fit the layer or each other."""
+        inputs = {"query": (query, self.q_proj), "key": (key, self.k_proj), "value": (value, self.v_proj)}
+        for name, (each, linear) in inputs.items():  # another map than torch's may convert its input
+            check_vectors(name, each, self.embed_dim, linear.weight if is_affine(linear) else each)
         shapes = [list(tensor.shape) for tensor in (query, key, value)]
-        fits = all(len(shape) == 3 and shape[2] == self.embed_dim for shape in shapes)
-        check_input(fits, "query, key, value", f"[batch, length, {self.embed_dim}] or one sequence each", shapes)
         fits = key.shape == value.shape and query.shape[0] == key.shape[0]
         check_input(fits, "query, key, value", "one batch size, and one length of key and value", shapes)
         has_positions = torch.compiler.is_exporting() or key.shape[1] > 0

@@ -47,9 +47,9 @@ def slots_by_head(
     return tuple(dims)
 
 
-def each_dim(projected_dim: Any, change: Callable[[int], int]) -> Any:
-    """Apply a function to k, or to each number in lists of k for layers and heads."""
-    if isinstance(projected_dim, list):
+def each_dim(projected_dim: Any, change: Callable[[Any], Any] = lambda dim: dim) -> Any:
+    """Apply a function to k, or to each number in lists or tuples of k for layers and heads, which become lists."""
+    if isinstance(projected_dim, (list, tuple)):
         return [each_dim(dim, change) for dim in projected_dim]
     return change(projected_dim)
 
