@@ -71,6 +71,10 @@ class LinformerAttention(ProjectedAttention):
         global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, as slots of
             their own before the k others, which hold the rest of the text; 0: none, as in the paper. Pretrained
             encoders give much weight to their first token. Full attention is unchanged.
+        causal: Whether each query sees no later token: of the sliding window the query's own token and the w - 1 before
+            it, and only slots and global tokens that are complete at the query. Slots must be windows of tokens
+            (`mean_pool`, `max_pool`, `conv`; shorter_input `prefix`), w at least ⌈n/k⌉, so that each earlier token is
+            seen exactly or in a slot. Queries must be those of the same positions as the keys.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -102,6 +106,7 @@ class LinformerAttention(ProjectedAttention):
         bias_order: str = "before_projection",
         sliding_window: int = 0,
         global_tokens: int = 0,
+        causal: bool = False,
         batch_first: bool = True,
     ) -> None:
         _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
@@ -130,6 +135,7 @@ class LinformerAttention(ProjectedAttention):
             bias_order=bias_order,
             sliding_window=sliding_window,
             global_tokens=global_tokens,
+            causal=causal,
         )
         self.batch_first = batch_first
 
@@ -140,7 +146,7 @@ class LinformerAttention(ProjectedAttention):
         value: Float[Tensor, "*keys embed"],
         key_padding_mask: Shaped[Tensor, "*batch seq_len"] | None = None,
         need_weights: bool = False,
-        attn_mask: None = None,
+        attn_mask: Shaped[Tensor, "query_len seq_len"] | None = None,
         average_attn_weights: bool = False,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
@@ -156,9 +162,10 @@ class LinformerAttention(ProjectedAttention):
                 `torch.nn.MultiheadAttention`. Values at padding, including NaN, reach no slot and no gradient, and the
                 output depends on the real keys only, wherever padding is.
             need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
-            attn_mask: Must be None; an argument so that callers that pass one get a clear error.
+            attn_mask: Must be None, or with `causal` the mask of later tokens, `[query_len, seq_len]`: bool, True above
+                the diagonal, or float, -inf there and else 0. It has no effect, since the layer hides them itself.
             average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
-            is_causal: Must be False, for the same reason as attn_mask.
+            is_causal: Must be False without `causal`. It has no effect.
 
         Returns:
             The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
@@ -169,14 +176,17 @@ class LinformerAttention(ProjectedAttention):
             Outputs at padding are undefined.
 
         Raises:
-            InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
-                slot mixes all positions, so such a mask over slots would leak what it should hide.
+            InputError: for wrong shapes, a sequence longer than max_seq_len, and any other mask over pairs of
+                positions: each slot mixes several, so such a mask over slots would leak what it should hide.
         """
-        if attn_mask is not None or is_causal:
+        if not self.causal and (attn_mask is not None or is_causal):
             raise InputError(
                 f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
-                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+                "many positions, so a mask over pairs of them would leak what it hides; for padding use "
+                "key_padding_mask, and to hide later tokens causal=True with slots of windows"
             )
+        if attn_mask is not None:
+            _check_later_hidden(attn_mask)
         reject_old_exporter()
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
@@ -226,8 +236,8 @@ class LinformerAttention(ProjectedAttention):
 
     @property
     def _moves_queries(self) -> bool:
-        """Whether queries are tokens of the keys, and moved with them: with neighbours."""
-        return self.sliding_window > 0 and not self.is_full
+        """Whether queries are tokens of the keys, and moved with them: with neighbours, and in causal attention."""
+        return self.causal or (self.sliding_window > 0 and not self.is_full)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Reject shapes that do not fit the layer or each other."""
@@ -239,7 +249,8 @@ class LinformerAttention(ProjectedAttention):
         has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
         check_input(has_positions, "key", "at least one position", 0)
         fits = not self._moves_queries or query.shape[1] == key.shape[1]
-        check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
+        kind = "causal" if self.causal else "sliding_window"
+        check_input(fits, "query, key", f"one length with {kind}", (query.shape[1], key.shape[1]))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if prefix + "in_proj_weight" in state_dict:  # of an `nn.MultiheadAttention`, without E and F: ours are kept
@@ -280,6 +291,15 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
     )
     require(((mask == 0) | (mask <= _HIDES)).all(), message)
     return mask != 0
+
+
+def _check_later_hidden(mask: Tensor) -> None:
+    """Reject a mask over pairs of positions that hides other tokens than the later ones, or not all of these."""
+    expected = "attn_mask: expected None, or [length, length] that hides all later tokens and no others"
+    if mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
+        raise InputError(f"{expected}, got {list(mask.shape)}")
+    hidden = padding_from_scores("attn_mask", mask) if mask.is_floating_point() else mask
+    require((hidden == torch.ones_like(hidden).triu(1)).all(), f"{expected}, got another mask")
 
 
 def _check_layout(container: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -119,6 +119,8 @@ class Blocks(NamedTuple):
         if neighbours.edges is not None:
             edges = neighbours.edges[:, :, None, None]
             unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=dtype)
+            if neighbours.is_causal:  # complete slots only; the window holds the tokens of the others
+                unseen = unseen.masked_fill(edges[..., 1:] > row[..., None] + 1, -math.inf)
             of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))
         if mask is not None:
             of_slots = of_slots.masked_fill(~mask[:, :, None], -math.inf)

@@ -64,6 +64,7 @@ class Slots(NamedTuple):
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
     sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+    is_causal: bool = False  # full attention in which queries do not see later tokens
 
     @property
     def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
@@ -137,13 +138,16 @@ def attend_slots(
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
     """
-    near = slots.neighbours
+    near, mask = slots.neighbours, slots.mask
     if not need_weights:
-        return kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout), None
+        tensors = (query, slots.key, slots.value, mask, near)
+        return kernels.attention(*tensors, is_causal=slots.is_causal, dropout=dropout), None
     if near is not None:
-        blocks = Blocks.of(query, slots.key, slots.value, slots.mask, near)
+        blocks = Blocks.of(query, slots.key, slots.value, mask, near)
         weights = blocks.weights()
         return blocks.product(F.dropout(weights, dropout)), weights
     scores = query @ slots.key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    weights = (scores if slots.mask is None else scores.masked_fill(~slots.mask, -math.inf)).softmax(dim=-1)
+    if slots.is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)
     return F.dropout(weights, dropout) @ slots.value, weights
