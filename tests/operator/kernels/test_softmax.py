@@ -88,7 +88,7 @@ def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, ma
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("queries", [LENGTH, 11, 1])
-def test_queries_of_causal_full_attention_are_those_of_the_last_tokens(parts, monkeypatch, queries, need_weights):
+def test_queries_of_causal_full_attention_are_those_of_the_last_tokens(monkeypatch, queries, need_weights):
     monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
     key, value, query = torch.randn(3, BATCH, HEADS, LENGTH, DIM, dtype=torch.float64)
     query = query[:, :, :queries]
