@@ -50,6 +50,11 @@ OTHERS = {
     "local_full": {"local_convolution": 3, "attention": "full"},
 }
 KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
+CAUSAL = {
+    "causal": {"causal": True, "sliding_window": 9, "projection": "mean_pool", "global_tokens": 1},
+    "causal_full": {"causal": True, "attention": "full"},
+}
+ENCODERS = (*KINDS, *CAUSAL)
 SIZES = {
     "vocab_size": 101,
     "max_position_embeddings": 37,
@@ -285,12 +290,12 @@ def as_in_the_paper(model, *arguments, **options):
 
 def fields(kind: str) -> dict[str, object]:
     """A sharing of the linear projection, another projection, or another model."""
-    if kind in OTHERS:
-        return OTHERS[kind]
+    if kind in OTHERS | CAUSAL:
+        return (OTHERS | CAUSAL)[kind]
     return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}
 
 
 def shorter_inputs(fields: Mapping[str, object], wanted: str) -> dict[str, object]:
     """The fields, with the wanted shorter_input where the projection allows it."""
-    windowed = PROJECTIONS[str(fields.get("projection", "linear"))].windowed
-    return {**fields, "shorter_input": wanted if windowed else "prefix"}
+    may_stretch = PROJECTIONS[str(fields.get("projection", "linear"))].windowed and not fields.get("causal")
+    return {**fields, "shorter_input": wanted if may_stretch else "prefix"}

@@ -14,6 +14,8 @@ from linformer_cli.settings import ModelSettings
 from linformer_kit import InputError, LinformerConfig, LinformerModel
 from linformer_kit.models.configuration import warn_of_unknown
 
+CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 4}  # 512 tokens in 128 windows
+
 
 def test_fields_and_defaults_are_those_of_the_settings():
     config = LinformerConfig()
@@ -74,6 +76,13 @@ def test_tuples_of_slots_are_by_layer_as_lists_are(config):
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
         ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
+        ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
+        ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
+        ({**CAUSAL, "sliding_window": 3}, "sliding_window: expected at least 4 with causal, as many tokens as a slot"),
+        (
+            {**CAUSAL, "projected_dim": [*[[128] * 12] * 11, [*[128] * 11, 64]]},
+            "sliding_window: expected at least 8 with causal",
+        ),
         ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
         (
             {"max_position_embeddings": 10**12},
@@ -89,6 +98,11 @@ def test_tuples_of_slots_are_by_layer_as_lists_are(config):
 def test_rejections(fields, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerConfig(**fields)
+
+
+def test_k_of_a_layer_with_full_attention_limits_no_window():
+    kinds, dims = ["full", *["linformer"] * 11], [1, *[128] * 11]
+    assert LinformerConfig(**CAUSAL, attention=kinds, projected_dim=dims).projected_dim == dims
 
 
 @pytest.fixture

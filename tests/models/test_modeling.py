@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from linformer_kit import (
 )
 from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import (
+    ENCODERS,
     KINDS,
     SHARINGS,
     SHORTER_INPUTS,
@@ -177,7 +179,7 @@ def test_a_local_convolution_stands_beside_attention(config, norm_first):
     torch.testing.assert_close(summed[mask == 1], residual[mask == 1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(KINDS, SHORTER_INPUTS, [2, 12]))
+@pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(ENCODERS, SHORTER_INPUTS, [2, 12]))
 def test_padding_changes_nothing(config, kind, shorter_input, layers):
     """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
     sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
@@ -288,6 +290,43 @@ def test_compiles_as_one_graph(config):
     assert out.logits.shape == (2, 31, 101)
 
 
+def eager(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    return model
+
+
+def compiled(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+def exported(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    length = torch.export.Dim("length", min=3, max=37)
+    example = {"inputs_embeds": embeds.detach()[:, :5].clone()}
+    return torch.export.export(model, (), example, dynamic_shapes={"inputs_embeds": {1: length}}).module()
+
+
+@pytest.mark.e2e
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("projection", "how"),
+    [("mean_pool", eager), ("max_pool", eager), ("conv", eager), ("mean_pool", compiled), ("conv", exported)],
+)
+def test_no_output_of_a_causal_model_depends_on_a_later_token(config, projection, how):
+    """Exactly, also with full attention in some layers; and all earlier tokens count."""
+    kind = {**fields("causal"), "projection": projection, "attention": ["linformer", "full"]}
+    model = randomise(LinformerModel(config(norm_first=projection == "conv", **kind))).eval()
+    embeds = torch.randn(2, 31, 33, requires_grad=True)
+    run = how(model, embeds)
+    out = run(inputs_embeds=embeds).last_hidden_state
+    torch.testing.assert_close(out, model(inputs_embeds=embeds).last_hidden_state)
+    for position in (0, 6, 7, 19, 30):
+        (gradient,) = torch.autograd.grad(out[:, position].cos().sum(), embeds, retain_graph=True)
+        assert not gradient[:, position + 1 :].any() and gradient[:, : position + 1].any(dim=-1).all()
+        other = torch.cat([embeds[:, : position + 1], torch.randn_like(embeds)[:, position + 1 :]], dim=1)
+        again = run(inputs_embeds=other).last_hidden_state
+        torch.testing.assert_close(again[:, : position + 1], out[:, : position + 1])
+
+
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_layers_compile_on_their_own(config):
@@ -373,7 +412,7 @@ def gradients(model: LinformerModel, ids: torch.Tensor, mask: torch.Tensor | Non
     return [tensor.grad for tensor in shown]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENCODERS)
 def test_gradients_are_retained(config, kind):
     """Those of the same text without padding, and none at padding."""
     model = randomise(LinformerModel(config(**fields(kind)))).double().eval()
@@ -406,7 +445,7 @@ def test_weights_are_those_before_dropout(config, projected_dim):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*KINDS, "full"])
+@pytest.mark.parametrize("kind", [*ENCODERS, "full"])
 def test_a_trace_passes_its_own_check(config, kind):
     """torch traces with gradients and checks without."""
     model = LinformerModel(config(**fields(kind), return_dict=False)).eval()

@@ -110,6 +110,9 @@ class ModelSettings(SlotSettings):
     # Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds the local order of
     # tokens (docs/learning.md); 0: no convolution, as in the paper.
     local_convolution: Linear[CountOrZero] = 0
+    # Whether tokens see no later ones; slots are then windows of tokens, `sliding_window` is at least as wide, and it
+    # ends with the query's own token (docs/operator.md).
+    causal: Linear[bool] = False
     # Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after each residual
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False

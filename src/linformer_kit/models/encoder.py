@@ -86,6 +86,7 @@ class LinformerLayer(GradientCheckpointingLayer):
             bias_order=config.bias_order,
             sliding_window=config.sliding_window,
             global_tokens=config.global_tokens,
+            causal=config.causal,
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         width = config.local_convolution

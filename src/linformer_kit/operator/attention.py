@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator.conditions import has_hooks
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.neighbours import Neighbours
@@ -53,10 +53,9 @@ class ProjectedAttention(nn.Module):
         bias_order: str = "before_projection",
         sliding_window: int = 0,
         global_tokens: int = 0,
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        declared = projection.module if isinstance(projection, SharedProjection) else projection
-        check_bias_order(bias_order, declared.commutes and declared.shared_by_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -69,6 +68,8 @@ class ProjectedAttention(nn.Module):
         self.projected_dim = projected_dim
         self.sliding_window = sliding_window
         self.global_tokens = global_tokens
+        self.causal = causal
+        self._checked_slots(projection.module if isinstance(projection, SharedProjection) else projection)
 
     def forward(
         self,
@@ -115,12 +116,11 @@ class ProjectedAttention(nn.Module):
         # Looked up at every call, so that a replacement is used.
         module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
         declared, first, window, kernels = inside(module), self.global_tokens, self.sliding_window, run.kernels
-        dims = declared.checked_slots(self.projected_dim, self.num_heads)
-        check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
+        dims = self._checked_slots(declared)  # again: k may be set, and E and F may be replaced
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
             keys, values = self._map_tokens(key, value, kernels)
             source = key[:, first:] if first else key
-            return project_heads(module, keys, values, run, dims, window, first, source=source)
+            return project_heads(module, keys, values, run, dims, window, first, causal=self.causal, source=source)
 
         def map_slots(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
             sums = compressed.sums if self.bias_order == "before_projection" else None
@@ -133,7 +133,7 @@ class ProjectedAttention(nn.Module):
         if first or window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if window else first)
             keys, values = self._map_tokens(key[:, seen], None if value is None else value[:, seen], kernels)
-            tokens = Neighbours(keys, values, window, run.lengths)
+            tokens = Neighbours(keys, values, window, run.lengths, is_causal=self.causal)
         unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
         return _slots(module, *unmapped, run, dims, first, tokens, map_slots=map_slots)
 
@@ -149,6 +149,15 @@ class ProjectedAttention(nn.Module):
         queries = split_heads(kernels.apply_linear(self.q_proj, query), self.num_heads)
         heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
+
+    def _checked_slots(self, projection: SequenceProjection) -> tuple[int, ...]:
+        """The number of slots of each head, of a projection that suits this layer."""
+        check_bias_order(self.bias_order, projection.commutes and projection.shared_by_heads)
+        dims = projection.checked_slots(self.projected_dim, self.num_heads)
+        if self.causal and not isinstance(projection, FullAttention):
+            shorter_input, seq_len = projection.shorter_input, projection.seq_len
+            check_causal(type(projection), shorter_input, seq_len, min(dims), self.sliding_window)
+        return dims
 
     def _compresses_first(
         self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels
@@ -178,7 +187,8 @@ class ProjectedAttention(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"]
-        parts += [f"{name}={value}" for name in ("sliding_window", "global_tokens") if (value := getattr(self, name))]
+        beyond = ("sliding_window", "global_tokens", "causal")
+        parts += [f"{name}={value}" for name in beyond if (value := getattr(self, name))]
         return ", ".join(parts)
 
 
@@ -191,6 +201,7 @@ def project_heads(
     sliding_window: int = 0,
     global_tokens: int = 0,
     *,
+    causal: bool = False,
     source: Float[Tensor, "batch rest embed"] | None = None,
 ) -> Slots:
     """The slots E·(K·W_K) and F·(V·W_V) of keys and values that W_K and W_V have mapped already.
@@ -203,6 +214,7 @@ def project_heads(
         projected_dim: k, or one for each head; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
+        causal: Whether queries see no later tokens.
         source: The input of the keys after the global tokens; None: the mapped keys.
     """
     declared = inside(projection)
@@ -210,9 +222,10 @@ def project_heads(
     lengths = run.lengths
     key, value = zero_padding(key, lengths), zero_padding(value, lengths)
     if _is_exact(declared, key.shape[2] - global_tokens, dims, run.kernels):
-        padding = None if lengths is None else padding_after(lengths, key.shape[2])[:, None]
-        return Slots(key, value, padding)  # full attention (equation 2): each token is its own slot
-    tokens = Neighbours(key, value, sliding_window, lengths)
+        # Full attention (equation 2): each token is its own slot; padding comes after all real queries.
+        padding = None if lengths is None or causal else padding_after(lengths, key.shape[2])[:, None]
+        return Slots(key, value, padding, is_causal=causal)
+    tokens = Neighbours(key, value, sliding_window, lengths, is_causal=causal)
     return _slots(projection, key, value, run, dims, global_tokens, tokens, source=source)
 
 
@@ -279,6 +292,22 @@ def check_bias_order(bias_order: str, is_one_map: bool) -> None:
     if bias_order == "after_projection" and not is_one_map:
         expected = "before_projection, unless E and F are linear and the same for all heads"
         raise InputError(f"bias_order: expected {expected}, got {bias_order}")
+
+
+def check_causal(
+    projection: type[SequenceProjection], shorter_input: str, seq_len: int, slots: int, sliding_window: int
+) -> None:
+    """Raise an error for slots with which a query would see a later token, or would not see an earlier one.
+
+    A query sees a slot once its window is complete. So slots must stand for windows whose place does not depend on the
+    length of the text, and the tokens of a window that is not complete must be in the sliding window.
+    """
+    expected = "one with windows (such as mean_pool), or full attention, with causal"
+    check_input(projection.windowed, "projection", expected, projection.__name__)
+    check_input(shorter_input == "prefix", "shorter_input", "prefix with causal", shorter_input)
+    least = -(-seq_len // slots)
+    expected = f"at least {least} with causal, as many tokens as a slot stands for"
+    check_input(sliding_window >= least, "sliding_window", expected, sliding_window)
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:

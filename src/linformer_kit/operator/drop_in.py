@@ -71,6 +71,10 @@ class LinformerAttention(ProjectedAttention):
         global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, as slots of
             their own before the k others, which hold the rest of the text; 0: none, as in the paper. Pretrained
             encoders give much weight to their first token. Full attention is unchanged.
+        causal: Whether each query sees no later token: of the sliding window the query's own token and the w - 1 before
+            it, and only slots and global tokens that are complete at the query. Slots must be windows of tokens
+            (`mean_pool`, `max_pool`, `conv`; shorter_input `prefix`), w at least ⌈n/k⌉, so that each earlier token is
+            seen exactly or in a slot. Queries must be those of the same positions as the keys.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -102,6 +106,7 @@ class LinformerAttention(ProjectedAttention):
         bias_order: str = "before_projection",
         sliding_window: int = 0,
         global_tokens: int = 0,
+        causal: bool = False,
         batch_first: bool = True,
     ) -> None:
         _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
@@ -123,7 +128,6 @@ class LinformerAttention(ProjectedAttention):
             sizes = {"max_seq_len": max_seq_len} | ({"projected_dim": projected_dim} if is_full else {})
             for name, value in (sizes | slots).items():
                 check_input(value is None, name, f"None, since {reason}", value)
-            projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
             num_heads,
@@ -134,6 +138,7 @@ class LinformerAttention(ProjectedAttention):
             bias_order=bias_order,
             sliding_window=sliding_window,
             global_tokens=global_tokens,
+            causal=causal,
         )
         self.batch_first = batch_first
 
@@ -144,7 +149,7 @@ class LinformerAttention(ProjectedAttention):
         value: Float[Tensor, "*keys embed"],
         key_padding_mask: Shaped[Tensor, "*batch seq_len"] | None = None,
         need_weights: bool = False,
-        attn_mask: None = None,
+        attn_mask: Shaped[Tensor, "query_len seq_len"] | None = None,
         average_attn_weights: bool = False,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
@@ -160,9 +165,10 @@ class LinformerAttention(ProjectedAttention):
                 `torch.nn.MultiheadAttention`. Values at padding, including NaN, reach no slot and no gradient, and the
                 output depends on the real keys only, wherever padding is.
             need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
-            attn_mask: Must be None; an argument so that callers that pass one get a clear error.
+            attn_mask: Must be None, or with `causal` the mask of later tokens, `[query_len, seq_len]`: bool, True above
+                the diagonal, or float, -inf there and else 0. It has no effect, since the layer hides them itself.
             average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
-            is_causal: Must be False, for the same reason as attn_mask.
+            is_causal: Must be False without `causal`. It has no effect.
 
         Returns:
             The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
@@ -173,13 +179,14 @@ class LinformerAttention(ProjectedAttention):
             Outputs at padding are undefined.
 
         Raises:
-            InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
-                slot mixes all positions, so such a mask over slots would leak what it should hide.
+            InputError: for wrong shapes, a sequence longer than max_seq_len, and any other mask over pairs of
+                positions: each slot mixes several, so such a mask over slots would leak what it should hide.
         """
-        if attn_mask is not None or is_causal:
+        if not self.causal and (attn_mask is not None or is_causal):
             raise InputError(
                 f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
-                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+                "several positions, so a mask over pairs of them would leak what it hides; for padding use "
+                "key_padding_mask, and to hide later tokens causal=True"
             )
         reject_old_exporter()
         check_tensors(query=query, key=key, value=value, key_padding_mask=key_padding_mask)
@@ -192,6 +199,8 @@ class LinformerAttention(ProjectedAttention):
         queries, values = None if query is key else batch_first(query), None if value is key else batch_first(value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
         query, key, values, lengths, order = self._right_padded(queries, batch_first(key), values, mask)
+        if attn_mask is not None:
+            _check_later_hidden(attn_mask, key.shape[1])
         output, weights = super().forward(query, key, values, ForwardPass(choose(key), lengths), need_weights)
         if self._moves_queries:
             output = put_back(output, order)
@@ -231,8 +240,8 @@ class LinformerAttention(ProjectedAttention):
 
     @property
     def _moves_queries(self) -> bool:
-        """Whether queries are tokens of the keys, and moved with them: with neighbours."""
-        return self.sliding_window > 0 and not self.is_full
+        """Whether queries are tokens of the keys, and moved with them: with neighbours, and in causal attention."""
+        return self.causal or (self.sliding_window > 0 and not self.is_full)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Reject shapes that do not fit the layer or each other."""
@@ -245,7 +254,8 @@ class LinformerAttention(ProjectedAttention):
         has_positions = torch.compiler.is_exporting() or key.shape[1] > 0
         check_input(has_positions, "key", "at least one position", 0)
         fits = not self._moves_queries or query.shape[1] == key.shape[1]
-        check_input(fits, "query, key", "one length with sliding_window", (query.shape[1], key.shape[1]))
+        kind = "causal" if self.causal else "sliding_window"
+        check_input(fits, "query, key", f"one length with {kind}", (query.shape[1], key.shape[1]))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if prefix + "in_proj_weight" in state_dict:  # of an `nn.MultiheadAttention`, without E and F: ours are kept
@@ -286,6 +296,16 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
     )
     require(((mask == 0) | (mask <= _HIDES)).all(), message)
     return mask != 0
+
+
+def _check_later_hidden(mask: Tensor, length: int) -> None:
+    """Reject a mask over pairs of positions that hides other tokens than the later ones, or not all of these."""
+    expected = "attn_mask: expected None, or a mask of [{0}, {0}] that hides all later tokens and no others"
+    if mask.shape != (length, length):
+        raise InputError(f"{expected.format(length)}, got {list(mask.shape)}")
+    hidden = mask <= _HIDES if mask.is_floating_point() else mask
+    later = torch.ones_like(mask, dtype=torch.bool).triu(1)
+    require(((hidden == later) & ((mask != 0) == later)).all(), f"{expected.format(length)}, got another one")
 
 
 def _check_layout(container: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -4,6 +4,7 @@ Slow on purpose: tests compare the fast implementation with these functions. Sta
 
     equation_7                      the paper's equation; with E = F = identity that of full attention (equation 2)
     linformer_attention_reference   the same with padding and what is beyond the paper
+    causal_attention_reference      the same of each text up to its last token
 
 Axes as in `slots`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +82,7 @@ def linformer_attention_reference(
     """`equation_7` of each sequence, with padding, biases after the projection, and tokens that queries see exactly.
 
     Args:
-        query: Input of the queries.
+        query: Input of the queries; with a window those of the last keys.
         key: Input of the keys.
         value: Input of the values.
         weights: W_Q, W_K, W_V, W_O and their biases.
@@ -98,7 +99,8 @@ def linformer_attention_reference(
     outputs = []
     for sample in range(len(query)):
         real = torch.ones(key.shape[1]).bool() if padding_mask is None else ~padding_mask[sample]
-        near = neighbours_reference(real, sliding_window) if sliding_window else [[]] * len(query[sample])
+        queries = len(query[sample])
+        near = neighbours_reference(real, sliding_window)[-queries:] if sliding_window else [[]] * queries
         heads = []
         for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
             of_key, of_value = weights.of_head("key", head), weights.of_head("value", head)
@@ -121,6 +123,39 @@ def linformer_attention_reference(
             heads.append(torch.stack(rows))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
     return torch.stack(outputs)
+
+
+def causal_attention_reference(
+    query: Float[Tensor, "batch seq_len embed"],
+    key: Float[Tensor, "batch seq_len embed"],
+    value: Float[Tensor, "batch seq_len embed"],
+    *arguments: Any,
+    padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+    sliding_window: int = 0,
+    **options: Any,
+) -> Float[Tensor, "batch seq_len embed"]:
+    """`linformer_attention_reference` of the text up to each token: what the last query of it gives.
+
+    A window of 2w - 1 tokens around the last token is the w tokens that end with it. Outputs at padding are zero.
+
+    Args:
+        query: As of `linformer_attention_reference`, like the others.
+        key: Input of the keys.
+        value: Input of the values.
+        arguments: Weights, key_projections and value_projections.
+        padding_mask: True at padding.
+        sliding_window: w, the number of tokens up to its own that each query sees exactly.
+        options: The other arguments.
+    """
+    options["sliding_window"] = max(0, 2 * sliding_window - 1)
+    outputs = torch.zeros_like(query)
+    for sample in range(len(query)):
+        real = torch.arange(query.shape[1]) if padding_mask is None else (~padding_mask[sample]).nonzero()[:, 0]
+        for end in range(1, len(real) + 1):
+            last, text = real[end - 1 : end], real[:end]
+            inputs = (query[sample, last][None], key[sample, text][None], value[sample, text][None])
+            outputs[sample, last] = linformer_attention_reference(*inputs, *arguments, **options)[0]
+    return outputs
 
 
 def neighbours_reference(real: Bool[Tensor, " seq_len"], sliding_window: int) -> list[list[int]]:

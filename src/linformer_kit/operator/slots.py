@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_kit.operator.kernels import Kernels, choose
-from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
 from linformer_kit.operator.padding import of_block
 
 
@@ -64,6 +64,7 @@ class Slots(NamedTuple):
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
     sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+    is_causal: bool = False  # full attention in which queries, those of the last tokens, see no later ones
 
     @property
     def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
@@ -113,8 +114,9 @@ class Slots(NamedTuple):
         )
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
-        """The slots for some queries of some of the sequences."""
-        own = {name: of_block(getattr(self, name), samples) for name in ("key", "value", "empty")}
+        """The slots for some queries of some of the sequences; of causal full attention those up to the last query."""
+        seen = slice(rows.stop if self.is_causal else None)
+        own = {name: of_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "empty")}
         return self._replace(**own, neighbours=self.neighbours and self.neighbours.of_block(samples, rows))
 
 
@@ -137,13 +139,16 @@ def attend_slots(
     P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
     sliding window it has w more columns, for the neighbours of each query from the first to the last.
     """
-    near = slots.neighbours
+    near, mask = slots.neighbours, slots.mask
     if not need_weights:
-        return kernels.attention(query, slots.key, slots.value, slots.mask, near, dropout=dropout), None
+        tensors = (query, slots.key, slots.value, mask, near)
+        return kernels.attention(*tensors, is_causal=slots.is_causal, dropout=dropout), None
     if near is not None:
-        blocks = Blocks.of(query, slots.key, slots.value, slots.mask, near)
+        blocks = Blocks.of(query, slots.key, slots.value, mask, near)
         weights = blocks.weights()
         return blocks.product(F.dropout(weights, dropout)), weights
     scores = query @ slots.key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    weights = (scores if slots.mask is None else scores.masked_fill(~slots.mask, -math.inf)).softmax(dim=-1)
+    if slots.is_causal:
+        mask = not_later(query, slots.key)
+    weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)
     return F.dropout(weights, dropout) @ slots.value, weights

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
 
 
 class Kernels:
@@ -69,6 +69,7 @@ class Kernels:
         mask: Bool[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
         neighbours: Neighbours | None = None,
         *,
+        is_causal: bool = False,
         dropout: float = 0.0,
     ) -> Float[Tensor, "batch heads query_len head_dim"]:
         """softmax(Q·Kᵀ/√d)·V in one softmax with the neighbours, without the whole query_len × keys matrix in memory.
@@ -79,10 +80,13 @@ class Kernels:
             value: Values of the slots.
             mask: True where a slot may be attended to; at least one slot in each sequence.
             neighbours: Keys and values of the tokens that queries see besides.
+            is_causal: Without mask and neighbours: whether queries, those of the last slots, see no later slots.
             dropout: Dropout on the weights.
         """
         if neighbours is None:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            if is_causal and query.shape[2] < key.shape[2]:  # torch takes queries for those of the first slots
+                mask = not_later(query, key)
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal and mask is None)
         blocks = Blocks.of(query, key, value, mask, neighbours)
         context = F.scaled_dot_product_attention(blocks.query, blocks.key, blocks.value, blocks.bias, dropout)
         return blocks.joined(context).transpose(1, 2)

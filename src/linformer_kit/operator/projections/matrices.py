@@ -59,9 +59,9 @@ class MatrixProjection(SequenceProjection):
             raise InputError(f"matrices: expected E twice from {type(self).__name__}, whose E = F, got two matrices")
         if kernels.exporting:  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=key.device)
-            key_matrix, value_matrix = (matrix.index_select(-1, columns) for matrix in matrices)
+            key_matrix, value_matrix = [matrix.index_select(-1, columns) for matrix in matrices]
         else:
-            key_matrix, value_matrix = (matrix[..., :seq_len] for matrix in matrices)
+            key_matrix, value_matrix = [matrix[..., :seq_len] for matrix in matrices]
 
         def product(tokens: Tensor, are_values: bool) -> Tensor:
             matrix = value_matrix if are_values else key_matrix
