@@ -55,7 +55,7 @@ Task = Literal["frozen", "accuracy", "cost"]
 PARTS = ("train", "validation", "test")
 POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
-STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)  # C of the logistic regression, on means of unit variance
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # C of the logistic regression, on means of unit variance
 NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
 
