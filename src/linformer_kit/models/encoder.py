@@ -21,6 +21,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
 from linformer_kit.operator.kernels import Kernels
+from linformer_kit.operator.neighbours import tokens_before
 from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
@@ -39,12 +40,14 @@ _BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that f
 class LocalConvolution(nn.Module):
     """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
 
-    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias.
+    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias. If it is `causal`, j
+    is from -(w - 1) to 0.
     """
 
-    def __init__(self, embed_dim: int, width: int) -> None:
+    def __init__(self, embed_dim: int, width: int, *, causal: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(embed_dim, width))
+        self.before = tokens_before(width, causal)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -55,12 +58,12 @@ class LocalConvolution(nn.Module):
         self, hidden: Float[Tensor, "batch seq_len embed"], run: ForwardPass
     ) -> Float[Tensor, "batch seq_len embed"]:
         """Convolve over the real tokens of right-padded sequences."""
-        embed, width = self.weight.shape
+        embed = self.weight.shape[0]
         # As an image of one row with channels last, the only layout that is fast on CPUs.
         image = zero_padding(hidden, run.lengths).transpose(1, 2)[:, :, None]
         weight = self.weight[:, None, None]
-        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, width // 2), groups=embed)
-        return mixed[:, :, 0].transpose(1, 2)
+        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, self.before), groups=embed)
+        return mixed[:, :, 0, : hidden.shape[1]].transpose(1, 2)
 
 
 class LinformerLayer(GradientCheckpointingLayer):
@@ -90,7 +93,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         width = config.local_convolution
-        self.local_convolution = LocalConvolution(config.hidden_size, width) if width else None
+        self.local_convolution = LocalConvolution(config.hidden_size, width, causal=config.causal) if width else None
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
