@@ -16,13 +16,14 @@ from torch import Tensor
 from linformer_kit import LinformerAttention
 from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
-from linformer_kit.operator.projections import PROJECTIONS
+from linformer_kit.operator.projections import PROJECTIONS, MaxPoolProjection
 from tests.conftest import BIAS_ORDERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
 from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]
 GLOBAL = [0, 0, 1, 3]
 NESTED = [name for name in PROJECTIONS if name != "conv"]  # heads may differ in k
+WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,25 +56,40 @@ def bias_orders(name: str, sharing: str) -> list[str]:
 
 
 @st.composite
-def cases(draw, *, padded: bool | None = None, names: list[str] | None = None, windows: list[int] = WINDOWS) -> Case:
+def cases(
+    draw,
+    *,
+    padded: bool | None = None,
+    names: list[str] | None = None,
+    windows: list[int] = WINDOWS,
+    causal: bool | None = None,
+) -> Case:
     heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     n = draw(st.integers(1, 29))
     length = draw(st.integers(1, n))
     name = draw(st.sampled_from(names or list(PROJECTIONS)))
     sharing, slots = draw(st.sampled_from(SHARINGS)), st.integers(1, n)
     by_head = draw(st.booleans()) and name in NESTED
-    fields = shorter_inputs({"projection": name, "sharing": sharing}, draw(st.sampled_from(SHORTER_INPUTS)))
+    dims = draw(st.lists(slots, min_size=heads, max_size=heads) if by_head else slots)
+    wanted = "prefix" if causal else draw(st.sampled_from(SHORTER_INPUTS))
+    fields, window = shorter_inputs({"projection": name, "sharing": sharing}, wanted), draw(st.sampled_from(windows))
+    if causal is None:
+        may_be_causal = name in WINDOWED and fields["shorter_input"] == "prefix" and windows is WINDOWS
+        causal = may_be_causal and draw(st.booleans())
+    if causal:  # at least as many tokens as a slot stands for
+        window += -(-n // min(dims if by_head else [dims]))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     layer = LinformerAttention(
         heads * head_dim,
         heads,
         n,
-        draw(st.lists(slots, min_size=heads, max_size=heads) if by_head else slots),
+        dims,
         **fields,
         bias=draw(st.booleans()),
         bias_order=draw(st.sampled_from(bias_orders(name, sharing))),
-        sliding_window=draw(st.sampled_from(windows)),
+        sliding_window=window,
         global_tokens=draw(st.sampled_from(GLOBAL)),
+        causal=causal,
     )
     batch = draw(st.integers(1, 3))
     padding = None
@@ -106,6 +122,27 @@ def assert_equals_reference(case: Case) -> None:
 @given(cases())
 def test_equals_the_plain_reference(case):
     assert_equals_reference(case)
+
+
+@given(cases(names=WINDOWED, causal=True))
+def test_causal_attention_equals_the_plain_reference(case):
+    assert_equals_reference(case)
+
+
+@given(cases(names=WINDOWED, causal=True), st.data())
+def test_causal_attention_depends_on_all_earlier_tokens_and_on_no_later_one(case, data):
+    position = data.draw(st.integers(0, case.inputs.shape[1] - 1))
+    inputs, real = case.inputs.requires_grad_(), case.real[:, position]
+    out = case.layer(inputs, inputs, inputs, case.padding, need_weights=data.draw(st.booleans()))[0]
+    (gradient,) = torch.autograd.grad(out[real, position].cos().sum(), inputs)
+    assert not gradient[:, position + 1 :].any()
+    seen = case.real[real, : position + 1]
+    if not isinstance(case.layer.projection, MaxPoolProjection):
+        assert gradient[real, : position + 1][seen].any(dim=-1).all()
+    other = torch.cat([case.inputs[:, : position + 1], torch.randn_like(case.inputs)[:, position + 1 :]], dim=1)
+    again = case.layer(other, other, other, case.padding)[0]
+    once = case.layer(inputs, inputs, inputs, case.padding)[0]
+    assert torch.equal(again[real, : position + 1][seen], once[real, : position + 1][seen])
 
 
 SOME_SIZES = [(29, 7, 29), (28, 7, 28), (29, 7, 13), (28, 7, 13), (29, 7, 5)]
@@ -167,6 +204,8 @@ def test_exactly_k_slots(case):
 @given(cases(names=NESTED), st.data())
 def test_fewer_slots_equal_the_plain_reference_and_back_is_exact(case, data):
     layer = case.layer
+    if layer.causal:  # windows grow
+        layer.sliding_window = layer.projection.seq_len
     before = layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
     layer.projected_dim = [data.draw(st.integers(1, k)) for k in layer.projection.head_dims]
     fewer = layer(case.inputs, case.inputs, case.inputs, case.padding)[0]

@@ -17,6 +17,7 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
+    causal_attention_reference,
     linformer_attention_reference,
 )
 
@@ -29,18 +30,20 @@ def of_matrix(matrix: Tensor) -> PlainProjection:
 def attention_reference(
     layer: LinformerAttention, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None = None
 ) -> Tensor:
-    """What the layer must give, by equation 2 or 7."""
+    """What the layer must give, by equation 2 or 7; zeros at padding if it is causal."""
     maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
     weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
     if isinstance(layer.projection, fast.FullAttention):
         identity = [lambda rows: rows] * layer.num_heads
-        return linformer_attention_reference(query, key, value, weights, identity, identity, padding)
+        compute = causal_attention_reference if layer.causal else linformer_attention_reference
+        return compute(query, key, value, weights, identity, identity, padding_mask=padding)
     dims = layer.projection.checked_slots(layer.projected_dim, layer.num_heads)
     settings = {
         "bias_order": layer.bias_order,
         "sliding_window": layer.sliding_window,
         "slot_weights": _weights(layer, dims),
         "global_tokens": layer.global_tokens,
+        "causal": layer.causal,
     }
     return projected_attention_reference(layer.projection, dims, (query, key, value), weights, key, padding, **settings)
 
@@ -52,12 +55,15 @@ def projected_attention_reference(
     weights: AttentionWeights,
     tokens: Tensor,
     padding: Tensor | None = None,
+    *,
+    causal: bool = False,
     **settings,
 ) -> Tensor:
     """Equation 7, one sequence at a time for a projection that depends on the `tokens` before W_K."""
     if not isinstance(projection, fast.DynamicProjection):
         maps = plain_projections(projection, dims)
-        return linformer_attention_reference(*inputs, weights, *maps, padding, **settings)
+        compute = causal_attention_reference if causal else linformer_attention_reference
+        return compute(*inputs, weights, *maps, padding_mask=padding, **settings)
     outputs = []
     for sample in range(len(tokens)):
         one = slice(sample, sample + 1)

@@ -135,6 +135,7 @@ class LinearModel(PreTrainedModel):
             projection.check_resize(seq_len, of_projections)
         if of_projections == "extend" and any(projection.windowed for projection in projections):
             dims = each_dim(dims, lambda k: more_windows(k, old, seq_len))
+        self._check_size(seq_len, dims)
         for projection in projections:
             projection.resize(seq_len, of_projections)
         set_positions(self, seq_len, mode)
@@ -148,6 +149,9 @@ class LinearModel(PreTrainedModel):
     def _slots(self) -> Any:
         """k in the configuration."""
         return self.config.projected_dim
+
+    def _check_size(self, seq_len: int, projected_dim: Any) -> None:
+        """Raise an error for an n and k that do not fit the other fields of the configuration."""
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         """Record a new n and k in the configuration."""

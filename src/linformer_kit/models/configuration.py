@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings, suggestion
-from linformer_kit.operator.attention import check_bias_order
+from linformer_kit.operator.attention import check_bias_order, check_causal
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.sizes import largest_dim, slots_by_head
 
@@ -151,11 +151,16 @@ def _check_fields(config: LinformerConfig) -> None:
         check_bias_order(config.bias_order, kind.commutes and (config.sharing != "none" or not kind.learned))
 
 
-def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
-    """Check k against the other fields: an integer, one for each layer, or one for each head of each layer."""
-    layers, longest = config.num_hidden_layers, config.max_position_embeddings
-    by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
-    fits = by_layer is not projected_dim or len(by_layer) == layers
-    check_input(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
-    for each in by_layer:
-        slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
+def check_projected_dim(config: LinformerConfig, projected_dim: Any, seq_len: int | None = None) -> None:
+    """Check k against the other fields: an integer, one for each layer, or one for each head of each layer.
+
+    `seq_len` is another n than that of the configuration.
+    """
+    layers, longest = config.num_hidden_layers, seq_len or config.max_position_embeddings
+    by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim] * layers
+    check_input(len(by_layer) == layers, "projected_dim", f"one for each of {layers} layers", projected_dim)
+    kind = PROJECTIONS[config.projection]
+    for layer, each in enumerate(by_layer):
+        dims = slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
+        if config.causal and not config.is_full(layer):
+            check_causal(kind, config.shorter_input, longest, min(dims), config.sliding_window)

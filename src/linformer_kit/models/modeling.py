@@ -64,8 +64,8 @@ class LinformerPreTrainedModel(LinearModel):
                 model's own k.
 
         Raises:
-            InputError: for more slots than a projection has, for convolutions, whose kernel is tied to k, or with full
-                attention.
+            InputError: for more slots than a projection has, for convolutions, whose kernel is tied to k, with full
+                attention, or if windows become wider than the sliding window of causal attention.
         """
         config, encoder = self.config, self.base_model.encoder
         if not config.has_slots:
@@ -96,6 +96,10 @@ class LinformerPreTrainedModel(LinearModel):
 
     def _layer_counts(self) -> tuple[int, int]:
         return len(self.base_model.encoder.layers), self.config.num_hidden_layers
+
+    def _check_size(self, seq_len: int, projected_dim: Any) -> None:
+        if self.config.has_slots:
+            check_projected_dim(self.config, projected_dim, seq_len)
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         super()._record_size(seq_len, projected_dim)

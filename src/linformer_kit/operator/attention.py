@@ -56,10 +56,6 @@ class ProjectedAttention(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        declared = projection.module if isinstance(projection, SharedProjection) else projection
-        check_bias_order(bias_order, declared.commutes and declared.shared_by_heads)
-        if causal:
-            check_causal(declared, declared.checked_slots(projected_dim, num_heads), sliding_window)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -73,6 +69,7 @@ class ProjectedAttention(nn.Module):
         self.sliding_window = sliding_window
         self.global_tokens = global_tokens
         self.causal = causal
+        self._checked_slots(projection.module if isinstance(projection, SharedProjection) else projection)
 
     def forward(
         self,
@@ -119,10 +116,7 @@ class ProjectedAttention(nn.Module):
         # Looked up at every call, so that a replacement is used.
         module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
         declared, first, window, kernels = inside(module), self.global_tokens, self.sliding_window, run.kernels
-        dims = declared.checked_slots(self.projected_dim, self.num_heads)
-        check_bias_order(self.bias_order, declared.commutes and declared.shared_by_heads)  # E, F may be replaced ones
-        if self.causal:
-            check_causal(declared, dims, window)
+        dims = self._checked_slots(declared)  # again: k may be set, and E and F may be replaced
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
             keys, values = self._map_tokens(key, value, kernels)
             source = key[:, first:] if first else key
@@ -155,6 +149,15 @@ class ProjectedAttention(nn.Module):
         queries = split_heads(kernels.apply_linear(self.q_proj, query), self.num_heads)
         heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
+
+    def _checked_slots(self, projection: SequenceProjection) -> tuple[int, ...]:
+        """The number of slots of each head, of a projection that suits this layer."""
+        check_bias_order(self.bias_order, projection.commutes and projection.shared_by_heads)
+        dims = projection.checked_slots(self.projected_dim, self.num_heads)
+        if self.causal and not isinstance(projection, FullAttention):
+            shorter_input, seq_len = projection.shorter_input, projection.seq_len
+            check_causal(type(projection), shorter_input, seq_len, min(dims), self.sliding_window)
+        return dims
 
     def _compresses_first(
         self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels
@@ -291,18 +294,18 @@ def check_bias_order(bias_order: str, is_one_map: bool) -> None:
         raise InputError(f"bias_order: expected {expected}, got {bias_order}")
 
 
-def check_causal(projection: SequenceProjection, dims: Sequence[int], sliding_window: int) -> None:
+def check_causal(
+    projection: type[SequenceProjection], shorter_input: str, seq_len: int, slots: int, sliding_window: int
+) -> None:
     """Raise an error for slots with which a query would see a later token, or would not see an earlier one.
 
-    A query may see a slot whose window is complete. So slots must stand for windows whose place does not depend on the
+    A query sees a slot once its window is complete. So slots must stand for windows whose place does not depend on the
     length of the text, and the tokens of a window that is not complete must be in the sliding window.
     """
-    if isinstance(projection, FullAttention):
-        return
-    kind, prefix = type(projection).__name__, projection.shorter_input
-    check_input(projection.windowed, "projection", "one with windows (such as mean_pool), or None, with causal", kind)
-    check_input(prefix == "prefix", "shorter_input", "prefix with causal", prefix)
-    least = -(-projection.seq_len // min(dims))
+    expected = "one with windows (such as mean_pool), or full attention, with causal"
+    check_input(projection.windowed, "projection", expected, projection.__name__)
+    check_input(shorter_input == "prefix", "shorter_input", "prefix with causal", shorter_input)
+    least = -(-seq_len // slots)
     expected = f"at least {least} with causal, as many tokens as a slot stands for"
     check_input(sliding_window >= least, "sliding_window", expected, sliding_window)
 

@@ -124,7 +124,6 @@ class LinformerAttention(ProjectedAttention):
             check_input(is_module, "projection", "a name, a projection module or None", kind)
             for name, value in ({"max_seq_len": max_seq_len} | slots).items():
                 check_input(value is None, name, "None, since the projection module has its own", value)
-            projection.checked_slots(projected_dim, num_heads)
         super().__init__(
             embed_dim,
             num_heads,
@@ -182,11 +181,9 @@ class LinformerAttention(ProjectedAttention):
         if not self.causal and (attn_mask is not None or is_causal):
             raise InputError(
                 f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
-                "many positions, so a mask over pairs of them would leak what it hides; for padding use "
-                "key_padding_mask, and to hide later tokens causal=True with slots of windows"
+                "several positions, so a mask over pairs of them would leak what it hides; for padding use "
+                "key_padding_mask, and to hide later tokens causal=True"
             )
-        if attn_mask is not None:
-            _check_later_hidden(attn_mask)
         reject_old_exporter()
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
@@ -197,6 +194,8 @@ class LinformerAttention(ProjectedAttention):
         queries, values = None if query is key else batch_first(query), None if value is key else batch_first(value)
         mask = key_padding_mask[None] if is_single and isinstance(key_padding_mask, Tensor) else key_padding_mask
         query, key, values, lengths, order = self._right_padded(queries, batch_first(key), values, mask)
+        if attn_mask is not None:
+            _check_later_hidden(attn_mask, key.shape[1])
         output, weights = super().forward(query, key, values, ForwardPass(choose(key), lengths), need_weights)
         if self._moves_queries:
             output = put_back(output, order)
@@ -293,13 +292,14 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
     return mask != 0
 
 
-def _check_later_hidden(mask: Tensor) -> None:
+def _check_later_hidden(mask: Tensor, length: int) -> None:
     """Reject a mask over pairs of positions that hides other tokens than the later ones, or not all of these."""
-    expected = "attn_mask: expected None, or [length, length] that hides all later tokens and no others"
-    if mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
-        raise InputError(f"{expected}, got {list(mask.shape)}")
-    hidden = padding_from_scores("attn_mask", mask) if mask.is_floating_point() else mask
-    require((hidden == torch.ones_like(hidden).triu(1)).all(), f"{expected}, got another mask")
+    expected = "attn_mask: expected None, or a mask of [{0}, {0}] that hides all later tokens and no others"
+    if mask.shape != (length, length):
+        raise InputError(f"{expected.format(length)}, got {list(mask.shape)}")
+    hidden = mask <= _HIDES if mask.is_floating_point() else mask
+    later = torch.ones_like(mask, dtype=torch.bool).triu(1)
+    require(((hidden == later) & ((mask != 0) == later)).all(), f"{expected.format(length)}, got another one")
 
 
 def _check_layout(container: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -82,7 +82,7 @@ def linformer_attention_reference(
     """`equation_7` of each sequence, with padding, biases after the projection, and tokens that queries see exactly.
 
     Args:
-        query: Input of the queries.
+        query: Input of the queries; with a window those of the last keys.
         key: Input of the keys.
         value: Input of the values.
         weights: W_Q, W_K, W_V, W_O and their biases.
@@ -99,7 +99,8 @@ def linformer_attention_reference(
     outputs = []
     for sample in range(len(query)):
         real = torch.ones(key.shape[1]).bool() if padding_mask is None else ~padding_mask[sample]
-        near = neighbours_reference(real, sliding_window) if sliding_window else [[]] * len(query[sample])
+        queries = len(query[sample])
+        near = neighbours_reference(real, sliding_window)[-queries:] if sliding_window else [[]] * queries
         heads = []
         for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
             of_key, of_value = weights.of_head("key", head), weights.of_head("value", head)
@@ -135,7 +136,7 @@ def causal_attention_reference(
 ) -> Float[Tensor, "batch seq_len embed"]:
     """`linformer_attention_reference` of the text up to each token: what the last query of it gives.
 
-    A window of 2w - 1 tokens around the last token has the w tokens that end with it. Outputs at padding are zero.
+    A window of 2w - 1 tokens around the last token is the w tokens that end with it. Outputs at padding are zero.
 
     Args:
         query: As of `linformer_attention_reference`, like the others.
@@ -151,8 +152,9 @@ def causal_attention_reference(
     for sample in range(len(query)):
         real = torch.arange(query.shape[1]) if padding_mask is None else (~padding_mask[sample]).nonzero()[:, 0]
         for end in range(1, len(real) + 1):
-            text = (each[sample, real[:end]][None] for each in (query, key, value))
-            outputs[sample, real[end - 1]] = linformer_attention_reference(*text, *arguments, **options)[0, -1]
+            last, text = real[end - 1 : end], real[:end]
+            inputs = (query[sample, last][None], key[sample, text][None], value[sample, text][None])
+            outputs[sample, last] = linformer_attention_reference(*inputs, *arguments, **options)[0]
     return outputs
 
 

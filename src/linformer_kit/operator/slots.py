@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_kit.operator.kernels import Kernels, choose
+from linformer_kit.operator.kernels.base import not_later
 from linformer_kit.operator.neighbours import Blocks, Neighbours
 from linformer_kit.operator.padding import of_block
 
@@ -64,7 +65,7 @@ class Slots(NamedTuple):
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
     sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
-    is_causal: bool = False  # full attention in which queries do not see later tokens
+    is_causal: bool = False  # full attention in which queries, those of the last tokens, see no later ones
 
     @property
     def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
@@ -114,8 +115,9 @@ class Slots(NamedTuple):
         )
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
-        """The slots for some queries of some of the sequences."""
-        own = {name: of_block(getattr(self, name), samples) for name in ("key", "value", "empty")}
+        """The slots for some queries of some of the sequences; of causal full attention those up to the last query."""
+        seen = slice(rows.stop if self.is_causal else None)
+        own = {name: of_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "empty")}
         return self._replace(**own, neighbours=self.neighbours and self.neighbours.of_block(samples, rows))
 
 
@@ -148,6 +150,6 @@ def attend_slots(
         return blocks.product(F.dropout(weights, dropout)), weights
     scores = query @ slots.key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if slots.is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        mask = not_later(query, slots.key)
     weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(dim=-1)
     return F.dropout(weights, dropout) @ slots.value, weights

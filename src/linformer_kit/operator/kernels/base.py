@@ -80,11 +80,22 @@ class Kernels:
             value: Values of the slots.
             mask: True where a slot may be attended to; at least one slot in each sequence.
             neighbours: Keys and values of the tokens that queries see besides.
-            is_causal: Without mask and neighbours: whether query t sees the first t + 1 slots only.
+            is_causal: Without mask and neighbours: whether queries, which are those of the last slots, see no slot after
+                their own.
             dropout: Dropout on the weights.
         """
         if neighbours is None:
-            return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)
+            if is_causal and query.shape[2] < key.shape[2]:  # torch takes queries for those of the first slots
+                mask = not_later(query, key)
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal and mask is None)
         blocks = Blocks.of(query, key, value, mask, neighbours)
         context = F.scaled_dot_product_attention(blocks.query, blocks.key, blocks.value, blocks.bias, dropout)
         return blocks.joined(context).transpose(1, 2)
+
+
+def not_later(
+    query: Float[Tensor, "batch heads query_len head_dim"], key: Float[Tensor, "batch heads keys head_dim"]
+) -> Bool[Tensor, "query_len keys"]:
+    """True where a key is not after the query, of queries that are those of the last keys."""
+    queries, keys = query.shape[2], key.shape[2]
+    return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)

@@ -128,8 +128,8 @@ class FastKernels(Kernels):
         """As in the base class, part by part of the rows (`softmax`) with neighbours, or where products are faster."""
         by_products = self.prefers_products(query, neighbours, dropout)
         if neighbours is None and (is_causal or not by_products):
-            options = {"attn_mask": mask, "dropout_p": dropout, "is_causal": is_causal}
-            return self.widened(F.scaled_dot_product_attention, query, key, value, **options)
+            options = {"mask": mask, "is_causal": is_causal, "dropout": dropout}
+            return self.widened(super().attention, query, key, value, **options)
         tensors = [query, key, value] if neighbours is None else [query, key, value, neighbours.key, neighbours.value]
         if not self._suits_parts(tensors, dropout):
             return super().attention(query, key, value, mask, neighbours, dropout=dropout)
