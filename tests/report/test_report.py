@@ -17,7 +17,7 @@ RESULTS = {
     "command": "pretrain",
     "settings": {"seed": 3, "names": ["a name"]},
     "environment": {"device": "a processor"},
-    "model": {"attention": "linformer", "parameters": 710_528},
+    "model": {"attention": "linformer", "causal": False, "parameters": 710_528},
     "corpus": {
         "description": "13 files",
         "vocab_size": 2048,
