@@ -48,6 +48,8 @@ OTHERS = {
     "window_norm_first": {"sliding_window": 4, "norm_first": True, "sharing": "layerwise", "local_convolution": 3},
     "window_mean_pool": {"sliding_window": 5, "projection": "mean_pool", "global_tokens": 1},
     "local_full": {"local_convolution": 3, "attention": "full"},
+    "causal": {"causal": True, "sliding_window": 9, "projection": "mean_pool", "global_tokens": 1},
+    "causal_full": {"causal": True, "attention": "full"},
 }
 KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
 SIZES = {
@@ -292,5 +294,5 @@ def fields(kind: str) -> dict[str, object]:
 
 def shorter_inputs(fields: Mapping[str, object], wanted: str) -> dict[str, object]:
     """The fields, with the wanted shorter_input where the projection allows it."""
-    windowed = PROJECTIONS[str(fields.get("projection", "linear"))].windowed
-    return {**fields, "shorter_input": wanted if windowed else "prefix"}
+    may_stretch = PROJECTIONS[str(fields.get("projection", "linear"))].windowed and not fields.get("causal")
+    return {**fields, "shorter_input": wanted if may_stretch else "prefix"}

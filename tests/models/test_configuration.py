@@ -14,6 +14,9 @@ from linformer_kit import InputError, LinformerConfig, LinformerModel
 from linformer_kit.models.configuration import warn_of_unknown
 
 
+CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 4}  # 512 tokens in 128 windows
+
+
 def test_fields_and_defaults_are_those_of_the_settings():
     config = LinformerConfig()
     for field in dataclasses.fields(ModelSettings):
@@ -40,6 +43,10 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
         ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
+        ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
+        ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
+        ({**CAUSAL, "sliding_window": 3}, "sliding_window: expected at least 4 with causal, as many tokens as a slot"),
+        ({**CAUSAL, "projected_dim": [*[128] * 11, 64]}, "sliding_window: expected at least 8 with causal"),
         ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
         (
             {"max_position_embeddings": 10**12},

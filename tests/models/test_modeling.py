@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -286,6 +287,43 @@ def test_compiles_as_one_graph(config):
     plain = model(ids, attention_mask=mask, labels=labels)
     torch.testing.assert_close(out.loss, plain.loss)
     assert out.logits.shape == (2, 31, 101)
+
+
+def eager(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    return model
+
+
+def compiled(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+def exported(model: LinformerModel, embeds: torch.Tensor) -> Any:
+    length = torch.export.Dim("length", min=3, max=37)
+    example = {"inputs_embeds": embeds.detach()[:, :5].clone()}
+    return torch.export.export(model, (), example, dynamic_shapes={"inputs_embeds": {1: length}}).module()
+
+
+@pytest.mark.e2e
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("projection", "how"),
+    [("mean_pool", eager), ("max_pool", eager), ("conv", eager), ("mean_pool", compiled), ("conv", exported)],
+)
+def test_no_output_of_a_causal_model_depends_on_a_later_token(config, projection, how):
+    """Exactly, also with full attention in some layers; and all earlier tokens count."""
+    kind = {**fields("causal"), "projection": projection, "attention": ["linformer", "full"]}
+    model = randomise(LinformerModel(config(norm_first=projection == "conv", **kind))).eval()
+    embeds = torch.randn(2, 31, 33, requires_grad=True)
+    run = how(model, embeds)
+    out = run(inputs_embeds=embeds).last_hidden_state
+    torch.testing.assert_close(out, model(inputs_embeds=embeds).last_hidden_state)
+    for position in (0, 6, 7, 19, 30):
+        (gradient,) = torch.autograd.grad(out[:, position].cos().sum(), embeds, retain_graph=True)
+        assert not gradient[:, position + 1 :].any() and gradient[:, : position + 1].any(dim=-1).all()
+        other = torch.cat([embeds[:, : position + 1], torch.randn_like(embeds)[:, position + 1 :]], dim=1)
+        again = run(inputs_embeds=other).last_hidden_state
+        torch.testing.assert_close(again[:, : position + 1], out[:, : position + 1])
 
 
 @pytest.mark.e2e

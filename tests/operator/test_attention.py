@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinearProjection, LinformerAttention
@@ -29,10 +30,11 @@ def padding_mask(batch: int, seq_len: int) -> torch.Tensor:
     return mask
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("bias", "masked", "seq_len"), [(True, True, 23), (False, False, N), (True, False, 1)])
-def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len):
+def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len, causal):
     """The baseline; `test_properties` has the projections."""
-    layer = build(projection=None, bias=bias)
+    layer = build(projection=None, bias=bias, causal=causal)
     inputs = torch.randn(4, seq_len, EMBED, dtype=torch.float64, requires_grad=True)
     mask = padding_mask(4, seq_len) if masked else None
     real = torch.ones(4, seq_len, dtype=torch.bool) if mask is None else ~mask
@@ -66,6 +68,35 @@ def test_an_encoder_of_torch_can_hold_them(before, gradients):
         torch.testing.assert_close(encoder.eval()(x, src_key_padding_mask=mask)[~mask], expected[~mask])
 
 
+CAUSAL = {"projection": "mean_pool", "sliding_window": 5, "causal": True}  # 31 tokens in 7 windows
+LATER = torch.ones(23, 23, dtype=torch.bool).triu(1)
+LATER_SCORES = nn.Transformer.generate_square_subsequent_mask(23)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:Support for mismatched")
+@pytest.mark.parametrize("projection", ["mean_pool", None])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_causal_layers_of_torch_can_hold_them(gradients, projection):
+    """An encoder and a decoder give with their mask, or only the word that it is causal, what they give without."""
+    sizes, kind = {"dropout": 0.0, "batch_first": True}, {**CAUSAL, "projection": projection}
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(EMBED, HEADS, 29, **sizes), num_layers=2)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(EMBED, HEADS, 29, **sizes), num_layers=2)
+    for layer in (*encoder.layers, *decoder.layers):
+        layer.self_attn = LinformerAttention(EMBED, HEADS, N, K, **kind)
+    x, memory = torch.randn(2, 23, EMBED), torch.randn(2, 7, EMBED)
+    padding = torch.zeros(2, 23, dtype=torch.bool)
+    padding[0, 17:] = True
+    calls = (
+        lambda mask, causal: encoder.eval()(x, mask, padding, is_causal=causal),
+        lambda mask, causal: decoder.eval()(x, memory, mask, None, padding, tgt_is_causal=causal),
+    )
+    for call in calls:
+        with torch.set_grad_enabled(gradients):
+            expected = call(None, False)
+            for mask, causal in ((None, True), (LATER, True), (LATER, False), (LATER_SCORES, None)):
+                torch.testing.assert_close(call(mask, causal)[~padding], expected[~padding])
+
+
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_half_precision_is_finite_at_the_longest_length(projection):
     layer = LinformerAttention(8, 2, 65_536, 64, projection=projection).half()
@@ -89,8 +120,8 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"is_causal": True}, "is_causal: expected False: each slot mixes all positions"),
-        ({"attn_mask": torch.zeros(23, 23)}, "attn_mask: expected None: each slot mixes all positions"),
+        ({"is_causal": True}, "is_causal: expected False: each slot mixes several positions"),
+        ({"attn_mask": LATER}, "attn_mask: expected None: each slot mixes several positions"),
         ({"key": torch.zeros(2, 37, EMBED), "value": torch.zeros(2, 37, EMBED)}, "expected at most 31, got 37"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23)}, "key_padding_mask: expected bool, or floating point of 0 at real"),
@@ -118,11 +149,49 @@ def test_calls_rejected(arguments, message):
             "bias_order: expected before_projection, unless E and F",
         ),
         ({"projection": SHARED}, "max_seq_len: expected None, since the projection module has its own, got 31"),
+        ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
+        ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
+        ({**CAUSAL, "sliding_window": 4}, "sliding_window: expected at least 5 with causal, as many tokens as a slot"),
+        ({**CAUSAL, "projected_dim": [7, 6, 7]}, "sliding_window: expected at least 6 with causal"),
     ],
 )
 def test_constructions_rejected(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
+
+
+@pytest.mark.parametrize("projection", ["mean_pool", None])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attn_mask": LATER.T}, "attn_mask: expected None, or a mask of [23, 23] that hides all later tokens and no"),
+        ({"attn_mask": LATER & (LATER.cumsum(1) < 9)}, "hides all later tokens and no others, got another one"),
+        ({"attn_mask": LATER * -1.0}, "hides all later tokens and no others, got another one"),
+        ({"attn_mask": LATER_SCORES.tril() - 1}, "hides all later tokens and no others, got another one"),
+        ({"attn_mask": LATER[:22, :22]}, "hides all later tokens and no others, got [22, 22]"),
+        ({"query": X[:, :19]}, "query, key: expected one length with causal, got (19, 23)"),
+    ],
+)
+@pytest.mark.unchecked
+def test_causal_calls_rejected(arguments, message, projection):
+    layer = LinformerAttention(EMBED, HEADS, N, K, **{**CAUSAL, "projection": projection})
+    with pytest.raises(InputError, match=re.escape(message)):
+        layer(**{"query": X, "key": X, "value": X, **arguments})
+
+
+def test_a_causal_layer_whose_windows_grow_is_rejected():
+    """With fewer slots, or another projection, than it was made with."""
+    layer = LinformerAttention(EMBED, HEADS, N, K, **CAUSAL)
+    for name, value, message in (
+        ("projected_dim", 6, "sliding_window: expected at least 6 with causal"),
+        ("projection", LinearProjection(N, K, num_heads=HEADS), "projection: expected one with windows"),
+    ):
+        before = getattr(layer, name)
+        setattr(layer, name, value)
+        with pytest.raises(InputError, match=re.escape(message)):
+            layer(X, X, X)
+        setattr(layer, name, before)
+    layer(X, X, X)
 
 
 @pytest.mark.parametrize("projection", ["linear", None])

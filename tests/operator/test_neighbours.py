@@ -33,6 +33,20 @@ def test_the_reference_counts_real_tokens():
     assert neighbours_reference(real, 1) == [[], [0], [1], [], [2], [3], [4]]
 
 
+def test_causal_weights_are_of_complete_slots_and_then_of_the_tokens_before():
+    """By hand: a first token of its own, windows of 4, 5, 4, 5 and 4 tokens after it, six tokens up to the query."""
+    attention = layer(6, projection="mean_pool", global_tokens=1, causal=True)
+    x = inputs()
+    weights = attention(x, x, x, need_weights=True)[1]
+    ends = torch.tensor([1, 1 + 4, 1 + 9, 1 + 13, 1 + 18, N])
+    for position in range(N):
+        seen = weights[0, 0, position] > 0
+        exact = min(position + 1, 6)
+        starts = torch.cat([torch.zeros(1), ends[:-1]])
+        assert seen[:6].tolist() == ((ends <= position + 1) & (starts < position + 1 - exact)).tolist()
+        assert seen[6:].tolist() == [False] * (6 - exact) + [True] * exact
+
+
 @pytest.mark.parametrize("projected_dim", [K, [5, 3]])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):

@@ -42,7 +42,7 @@ def gradients(total, given, **options):
 EDGES = torch.tensor([[0, 1, 3, 3, 10, 20, 28, 29], [0, 2, 9, 11, 11, 11, 11, 11], [0, 1, 1, 1, 1, 1, 1, 1]])
 
 
-def attend(given, window, *, masked=False, windows=False, **options):
+def attend(given, window, *, masked=False, windows=False, causal=False, **options):
     query, key, value, near_key, near_value = given
     lengths = torch.tensor([LENGTH, 11, 1]) if masked else None
     empty = None
@@ -50,24 +50,24 @@ def attend(given, window, *, masked=False, windows=False, **options):
         empty = torch.zeros(BATCH, 1, SLOTS, dtype=torch.bool)
         empty[1, :, 3:] = True
     edges = None if not windows else EDGES[:, None] if masked else EDGES[:1, None]
-    near = Neighbours(near_key, near_value, window, lengths, 0, edges)
+    near = Neighbours(near_key, near_value, window, lengths, 0, edges, is_causal=causal)
     return attend_slots(query, Slots(key, value, empty, None, near), choose(query), **options)[0]
 
 
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("window", [1, 4, 70])
-def test_parts_equal_the_plain_operations(parts, window, masked, windows):
-    given, results = tensors(), []
+@pytest.mark.parametrize(("window", "causal"), [(1, False), (4, False), (70, False), (10, True)])
+def test_parts_equal_the_plain_operations(parts, window, masked, windows, causal):
+    given, results, kind = tensors(), [], {"masked": masked, "windows": windows, "causal": causal}
     for plain, need_weights in ((False, False), (True, False), (False, True)):
         with kernels.plain() if plain else torch.enable_grad():
-            out = attend(given, window, masked=masked, windows=windows, need_weights=need_weights)
+            out = attend(given, window, **kind, need_weights=need_weights)
             weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
             results.append([out, *gradients((out * weights).sum(), given)])
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-10)
     with torch.no_grad():
-        assert torch.equal(attend(given, window, masked=masked, windows=windows), results[0][0])
+        assert torch.equal(attend(given, window, **kind), results[0][0])
 
 
 @pytest.mark.parametrize("masked", ["none", "all alike", "each"])

@@ -20,6 +20,7 @@ KINDS = [
     {"local_convolution": 5, "norm_first": True, "attention": "full"},
     {"sliding_window": 5, "sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 4]]},
     {"sliding_window": 2, "local_convolution": 5, "norm_first": True, "bias_order": "after_projection"},
+    {"causal": True, "attention": ["linformer", "full"], "sliding_window": 6, "projection": "mean_pool"},
 ]
 
 
