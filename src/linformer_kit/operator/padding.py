@@ -77,6 +77,16 @@ def put_back_weights(
     return put_back(weights.movedim(3, 1), order).movedim(1, 3) if columns else weights
 
 
+def last_tokens(
+    hidden: Shaped[Tensor, "batch seq_len *rest"], lengths: Int[Tensor, " batch"] | None, count: int
+) -> Shaped[Tensor, "batch count *rest"]:
+    """A copy of the last real tokens of right-padded sequences, right-aligned, after zeros if there are fewer."""
+    batch, length = hidden.shape[:2]
+    padded = torch.cat([hidden.new_zeros(batch, count, *hidden.shape[2:]), hidden], dim=1)
+    ends = torch.full((1,), length, device=hidden.device) if lengths is None else lengths
+    return take_positions(padded, ends[:, None] + torch.arange(count, device=hidden.device))
+
+
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
     """The mask, True where padded, of sequences that start with `lengths` real tokens."""
     return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]
