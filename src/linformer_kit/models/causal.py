@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from linformer_cli.errors import check_input
+from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.cache import LinformerCache
 from linformer_kit.models.heads import LinformerLanguageModel
@@ -58,6 +58,12 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             loss = self._loss(logits, F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL), num_items_in_batch)
         more = {name: value for name, value in encoded.items() if name != "last_hidden_state"}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **more)
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        """Refuse `generate_batch`, and `generate` with cache_implementation "paged"."""
+        raise InputError(
+            "cache_implementation: expected None, as the cache has a constant size, got continuous batching"
+        )
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *arguments: Any

@@ -80,11 +80,9 @@ def put_back_weights(
 def last_tokens(
     hidden: Shaped[Tensor, "batch seq_len *rest"], lengths: Int[Tensor, " batch"] | None, count: int
 ) -> Shaped[Tensor, "batch count *rest"]:
-    """A copy of the last real tokens of right-padded sequences, right-aligned, after zeros if there are fewer."""
-    batch, length = hidden.shape[:2]
-    padded = torch.cat([hidden.new_zeros(batch, count, *hidden.shape[2:]), hidden], dim=1)
-    ends = torch.full((1,), length, device=hidden.device) if lengths is None else lengths
-    return take_positions(padded, ends[:, None] + torch.arange(count, device=hidden.device))
+    """A copy of the last real tokens of right-padded sequences, right-aligned; before these, any others."""
+    ends = torch.full((1,), hidden.shape[1], device=hidden.device) if lengths is None else lengths
+    return take_positions(hidden, (ends[:, None] + torch.arange(-count, 0, device=hidden.device)).clamp(min=0))
 
 
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:

@@ -30,13 +30,9 @@ def keep(layer: ProjectedAttention, slots: Slots, run: ForwardPass) -> Slots:
     keys, values = (last_tokens(part.transpose(1, 2), lengths, window).transpose(1, 2) for part in near[:2])
     if layer.is_full:
         return Slots(keys, values)
-    first, number = layer.global_tokens, max(layer.checked_slots())
-
-    def filled(part: Tensor) -> Tensor:
-        both = ((part[:, :, :first], first), (part[:, :, first:], number))
-        return torch.cat([F.pad(each, (0, 0, 0, count - each.shape[2])) for each, count in both], dim=2)
-
-    return Slots(filled(slots.key), filled(slots.value), neighbours=Neighbours(keys, values, window))
+    missing = (0, 0, 0, layer.global_tokens + max(layer.checked_slots()) - slots.key.shape[2])
+    near = Neighbours(keys, values, window)
+    return Slots(F.pad(slots.key, missing), F.pad(slots.value, missing), neighbours=near)
 
 
 def next_slots(
@@ -57,15 +53,10 @@ def next_slots(
     near, device, added = past.neighbours or past, hidden.device, hidden.shape[1]
     new = torch.full_like(run.before, added) if run.lengths is None else run.lengths
     kept, total = near.key.shape[2], near.key.shape[2] + added
-    both = zip((near.key, near.value), layer.map_tokens(hidden, None, run.kernels), strict=True)
+    both = zip(near[:2], layer.map_tokens(hidden, None, run.kernels), strict=True)
     key, value = (torch.cat(parts, dim=2) for parts in both)
-    shift = kept - run.before  # from a token's number in its text to its column
-    seen = Neighbours(
-        *(key, value, total if layer.is_full else kept, kept + new),
-        first=kept,
-        starts=shift.clamp(min=0),
-        is_causal=True,
-    )
+    shift, window = kept - run.before, total if layer.is_full else kept  # columns of tokens are their numbers and this
+    seen = Neighbours(key, value, window, kept + new, first=kept, is_causal=True, starts=shift.clamp(min=0))
     if layer.is_full:
         return Slots(key[:, :, :0], value[:, :, :0], neighbours=seen)
 
