@@ -27,8 +27,9 @@ CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 6}  # 37 
 BY_HEAD = {"projected_dim": [[7, 11, 8], [13, 7, 37]]}
 KINDS = {
     "mean": {},
+    "one": {"projected_dim": 1, "sliding_window": 41, "global_tokens": 5},
     "wide": {"sliding_window": 50, "bias_order": "after_projection", "norm_first": True},
-    "narrow": {"projected_dim": 37, "sliding_window": 1},
+    "narrow": {"projected_dim": 25, "sliding_window": 2},
     "max": {"projection": "max_pool", "global_tokens": 1, "local_convolution": 5},
     "conv": {"projection": "conv", "global_tokens": 5, "sliding_window": 7},
     "conv_of_heads": {"projection": "conv", "sharing": "none", "norm_first": True},
@@ -36,7 +37,7 @@ KINDS = {
     "by_head": BY_HEAD,
     "max_by_head": {**BY_HEAD, "projection": "max_pool", "global_tokens": 3},
     "full": {"attention": "full", "local_convolution": 3},
-    "mixed": {"attention": ["full", "linformer"], "global_tokens": 2, "norm_first": True},
+    "mixed": {"attention": ["full", "linformer"], "global_tokens": 2, "local_convolution": 3, "norm_first": True},
 }
 PARTS = ([7, 1, 1, 13, 2, 1, 12], [3, 34], [36, 1], [1] * 37)  # lengths
 GENERATED = ("max", "conv", "max_by_head", "mixed")

@@ -66,17 +66,17 @@ def next_slots(
         raise InputError(f"projection: expected {expected}, got {type(projection).__name__}")
     check_input(past.key.shape[2] == first + max(dims), "projected_dim", "as before, to continue texts", max(dims))
     n = projection.seq_len
-    start, end = (run.before - first).clamp(min=0)[:, None], (run.before + new - first)[:, None, None]
+    start = (run.before - first)[:, None]
 
     def taken(part: Tensor, positions: Tensor) -> Tensor:
         return take_positions(part.transpose(1, 2), positions).transpose(1, 2)
 
     def of_windows(k: int) -> Slots:
-        """The slots of windows with new tokens; in the place of others, any of these."""
-        count = min(k, (added - 2) // (n // k) + 2)
+        """The slots of windows with new tokens; in the place of others, any slots."""
+        count = (added - 2) // (n // k) + 2  # at most
         numbers = ((start + 1) * k - 1) // n + torch.arange(count, device=device)
         places = (numbers * n // k)[..., None] + torch.arange(-(-n // k), device=device)
-        real = (places < ((numbers + 1) * n // k)[..., None]) & (places < end)
+        real = places < ((numbers + 1) * n // k)[..., None]  # of a window that is not complete, any tokens
         windows = Windows((places + first + shift[:, None, None]).clamp(0, total - 1), real, run.kernels)
         index = (torch.arange(k, device=device) - numbers[:, :1]).clamp(0, count - 1)
         of_keys, of_values = projection.reduce(windows, key, False), projection.reduce(windows, value, True)
@@ -85,7 +85,7 @@ def next_slots(
     edges = torch.arange(max(dims) + 1, device=device) * n // torch.tensor(dims, device=device)[:, None] + first
     edges = torch.cat([torch.arange(first, device=device).expand(len(dims), -1), edges], dim=1)
     edges = edges + shift[:, None, None]
-    is_new = ((edges[..., 1:] > kept) & (edges[..., :-1] < (kept + new)[:, None, None]))[..., None]
+    is_new = (edges[..., 1:] > kept)[..., None]
     of_first = (torch.arange(first, device=device) + shift[:, None]).clamp(0, total - 1)
 
     def replaced(old: Tensor, tokens: Tensor, slots: Tensor) -> Tensor:
