@@ -48,10 +48,13 @@ OTHERS = {
     "window_norm_first": {"sliding_window": 4, "norm_first": True, "sharing": "layerwise", "local_convolution": 3},
     "window_mean_pool": {"sliding_window": 5, "projection": "mean_pool", "global_tokens": 1},
     "local_full": {"local_convolution": 3, "attention": "full"},
+}
+KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
+CAUSAL = {
     "causal": {"causal": True, "sliding_window": 9, "projection": "mean_pool", "global_tokens": 1},
     "causal_full": {"causal": True, "attention": "full"},
 }
-KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
+ENCODERS = (*KINDS, *CAUSAL)
 SIZES = {
     "vocab_size": 101,
     "max_position_embeddings": 37,
@@ -287,8 +290,8 @@ def as_in_the_paper(model, *arguments, **options):
 
 def fields(kind: str) -> dict[str, object]:
     """A sharing of the linear projection, another projection, or another model."""
-    if kind in OTHERS:
-        return OTHERS[kind]
+    if kind in OTHERS | CAUSAL:
+        return (OTHERS | CAUSAL)[kind]
     return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}
 
 

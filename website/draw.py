@@ -159,9 +159,51 @@ def visible(path: Path, *, tall: bool = False) -> None:
     save_figure(figure, path)
 
 
+def causal(path: Path) -> None:
+    """What each token sees in causal attention: a global token, complete slots, and the tokens up to its own."""
+    n, each, window = 24, 4, 6
+    tokens = np.arange(n)
+    queries, starts = tokens[:, None], np.arange(1, n, each)
+    ends = np.minimum(starts + each, n)
+    first = queries - window + 1  # the first token that a query sees exactly
+    slots = (ends <= queries + 1) * np.clip(np.minimum(ends, first) - starts, 0, None) / (ends - starts)
+    parts = (
+        ("global", first > 0, ["0"]),
+        ("slots", slots, [f"{start}–{end - 1}" for start, end in zip(starts, ends, strict=True)]),
+        ("tokens", (first <= tokens) & (tokens <= queries), tokens),
+    )
+    figure, panels = new_figure((7.6, 5.4), columns=3, sharey=True, width_ratios=[len(names) for *_, names in parts])
+    blues, oranges = colormaps["Blues"], colormaps["Oranges"]
+    for panel, (title, seen, names) in zip(panels, parts, strict=True):
+        color = oranges if title == "slots" else blues
+        panel.imshow(np.where(seen, seen, np.nan), cmap=color, vmin=0, vmax=1.4, aspect="auto")
+        panel.set_xticks(range(len(names)), labels=names, rotation=90 if title == "slots" else 0, fontsize=7)
+        panel.set_yticks(tokens, labels=tokens, fontsize=7)
+        panel.set_xticks(np.arange(-0.5, len(names)), minor=True)
+        panel.set_yticks(np.arange(-0.5, n), minor=True)
+        panel.grid(which="minor", color="lightgray", linewidth=0.5)
+        panel.tick_params(which="both", length=0)
+        panel.set_title(title, fontsize=9)
+    panels[0].set_ylabel("queries (tokens)", fontsize=8)
+    panels[1].set_xlabel("tokens of each", fontsize=8)
+    figure.legend(
+        handles=[
+            Patch(color=blues(1 / 1.4), label="seen exactly"),
+            Patch(color=oranges(1 / 1.4), label="seen as a slot"),
+            Patch(color=oranges(0.5 / 1.4), label="the same, without the tokens seen exactly"),
+            Patch(facecolor="white", edgecolor="gray", label="not seen"),
+        ],
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+    )
+    save_figure(figure, path)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
     windows(folder / "windows.png")
+    causal(folder / "causal.png")
     for draw in (linformer, visible):
         draw(folder / f"{draw.__name__}.png")
         draw(folder / f"{draw.__name__}-tall.png", tall=True)

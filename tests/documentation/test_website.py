@@ -136,6 +136,7 @@ def test_the_pictures_show_the_measured_times(tmp_path, drawn):
     for way, shown in (("original", "original"), ("optimized", "optimized"), ("linearised", "linear")):
         assert re.search(rf"\| {shown} \|.* {draw.window_times(8192)[way]:.3f} \|\n", table)
     draw.windows(tmp_path / "windows.png")
+    draw.causal(tmp_path / "causal.png")
     for tall in (False, True):
         draw.linformer(tmp_path / f"linformer-{tall}.png", tall=tall)
         draw.visible(tmp_path / f"visible-{tall}.png", tall=tall)

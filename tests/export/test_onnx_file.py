@@ -12,7 +12,7 @@ import linformer_kit as lk
 from linformer_cli.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import check_agreement, load
-from tests.conftest import KINDS, fields, slow_but
+from tests.conftest import ENCODERS, fields, slow_but
 from tests.export.conftest import BERT_SIZES, LENGTH, check_limit, linformer, save
 
 HEADS = {
@@ -83,7 +83,7 @@ def test_linearised_encoders(how, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS, "unequal"])
+@pytest.mark.parametrize("kind", [*ENCODERS, "unequal"])
 def test_every_sharing_and_projection(kind, tmp_path):
     more = {"projected_dim": [[7, 5, 3], [2, 2, 2]], "sharing": "none"} if kind == "unequal" else fields(kind)
     written(linformer("LinformerModel", tmp_path / "model", **more), tmp_path)

@@ -157,6 +157,26 @@ def test_attention(device, projection, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", None])
+def test_causal_attention(device, projection, need_weights, dtype):
+    inputs = torch.randn(3, 61, 96, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+    def step(where):
+        real = ~padding_after(torch.tensor([61, 17, 1], device=where), 61)
+
+        def run(attention):
+            x = inputs.to(next(attention.parameters()))
+            output = attention(x, x, x, ~real, need_weights)[0][real]
+            return output.float().square().mean(), output
+
+        return run
+
+    layer = LinformerAttention(96, 3, 67, 13, projection=projection, sliding_window=6, causal=True)
+    compare(randomise(layer, 0.2), step, device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
 def test_a_linearised_model(device, shorter_input, dtype, tmp_path):
     sizes = {name: size for name, size in SIZES.items() if name != "projected_dim"}

@@ -45,7 +45,10 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
         ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
         ({**CAUSAL, "sliding_window": 3}, "sliding_window: expected at least 4 with causal, as many tokens as a slot"),
-        ({**CAUSAL, "projected_dim": [*[128] * 11, 64]}, "sliding_window: expected at least 8 with causal"),
+        (
+            {**CAUSAL, "projected_dim": [*[[128] * 12] * 11, [*[128] * 11, 64]]},
+            "sliding_window: expected at least 8 with causal",
+        ),
         ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
         (
             {"max_position_embeddings": 10**12},
@@ -61,6 +64,11 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
 def test_rejections(fields, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerConfig(**fields)
+
+
+def test_k_of_a_layer_with_full_attention_limits_no_window():
+    kinds, dims = ["full", *["linformer"] * 11], [1, *[128] * 11]
+    assert LinformerConfig(**CAUSAL, attention=kinds, projected_dim=dims).projected_dim == dims
 
 
 @pytest.fixture

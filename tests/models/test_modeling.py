@@ -22,6 +22,7 @@ from linformer_kit import (
 )
 from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import (
+    ENCODERS,
     KINDS,
     SHARINGS,
     SHORTER_INPUTS,
@@ -178,7 +179,7 @@ def test_a_local_convolution_stands_beside_attention(config, norm_first):
     torch.testing.assert_close(summed[mask == 1], residual[mask == 1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(KINDS, SHORTER_INPUTS, [2, 12]))
+@pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(ENCODERS, SHORTER_INPUTS, [2, 12]))
 def test_padding_changes_nothing(config, kind, shorter_input, layers):
     """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
     sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
@@ -411,7 +412,7 @@ def gradients(model: LinformerModel, ids: torch.Tensor, mask: torch.Tensor | Non
     return [tensor.grad for tensor in shown]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENCODERS)
 def test_gradients_are_retained(config, kind):
     """Those of the same text without padding, and none at padding."""
     model = randomise(LinformerModel(config(**fields(kind)))).double().eval()
@@ -444,7 +445,7 @@ def test_weights_are_those_before_dropout(config, projected_dim):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*KINDS, "full"])
+@pytest.mark.parametrize("kind", [*ENCODERS, "full"])
 def test_a_trace_passes_its_own_check(config, kind):
     """torch traces with gradients and checks without."""
     model = LinformerModel(config(**fields(kind), return_dict=False)).eval()

@@ -19,7 +19,7 @@ from linformer_kit import (
     linearize,
     operator,
 )
-from tests.conftest import KINDS, SHORTER_INPUTS, SIZES, fields, randomise, shorter_inputs, tokens, values_of
+from tests.conftest import ENCODERS, SHORTER_INPUTS, SIZES, fields, randomise, shorter_inputs, tokens, values_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -31,7 +31,7 @@ def masked_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens(3, 31), mask
 
 
-@pytest.mark.parametrize(("kind", "shorter_input"), values_of(KINDS, SHORTER_INPUTS))
+@pytest.mark.parametrize(("kind", "shorter_input"), values_of(ENCODERS, SHORTER_INPUTS))
 def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
     model = randomise(LinformerModel(config(**shorter_inputs(fields(kind), shorter_input)))).eval()
     ids, mask = masked_batch()

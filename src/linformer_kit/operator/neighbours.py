@@ -1,6 +1,7 @@
 """The sliding window: tokens that a query attends to exactly, in one softmax with the slots.
 
-Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none.
+Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none. In causal
+attention it sees the w - 1 tokens before it and itself, and of the slots those that stand for tokens up to t only.
 Every sequence is right-padded.
 
 Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that any of them sees, at least rows + w - 1.
@@ -198,6 +199,14 @@ def block_count(length: int, rows: int) -> int:
     """The number of blocks of a sequence."""
     # A traced program must not depend on the length: always several blocks; and ONNX rounds towards zero.
     return (length + 2 * rows - 1) // rows if torch.compiler.is_compiling() else -(-length // rows)
+
+
+def not_later(
+    query: Float[Tensor, "batch heads query_len head_dim"], key: Float[Tensor, "batch heads keys head_dim"]
+) -> Bool[Tensor, "query_len keys"]:
+    """True where a key is not after the query, of queries that are those of the last keys."""
+    queries, keys = query.shape[2], key.shape[2]
+    return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
 
 
 def as_bias(visible: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:

@@ -20,8 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_kit.operator.kernels import Kernels, choose
-from linformer_kit.operator.kernels.base import not_later
-from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
 from linformer_kit.operator.padding import of_block
 
 

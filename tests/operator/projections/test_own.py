@@ -78,6 +78,14 @@ def test_an_own_projection_with_windows_computes_the_equation(length):
     torch.testing.assert_close(layer(x, x, x, padding)[0][~padding], expected[~padding], rtol=1e-12, atol=1e-12)
 
 
+def test_an_own_projection_with_windows_may_be_causal():
+    projection = Products(N, K, num_heads=HEADS)
+    layer = LinformerAttention(EMBED, HEADS, projection=projection, sliding_window=4, causal=True).double()
+    x = torch.randn(2, N, EMBED, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x, x, x)[0][:, 13].cos().sum(), x)
+    assert gradient[:, :14].any(dim=-1).all() and not gradient[:, 14:].any()
+
+
 def test_windows_need_a_longest_sequence(monkeypatch):
     monkeypatch.setattr(Products, "bounded", False)
     with pytest.raises(InputError, match=r"^seq_len: expected a positive integer, got None$"):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
 
 
 class Kernels:
@@ -90,11 +90,3 @@ class Kernels:
         blocks = Blocks.of(query, key, value, mask, neighbours)
         context = F.scaled_dot_product_attention(blocks.query, blocks.key, blocks.value, blocks.bias, dropout)
         return blocks.joined(context).transpose(1, 2)
-
-
-def not_later(
-    query: Float[Tensor, "batch heads query_len head_dim"], key: Float[Tensor, "batch heads keys head_dim"]
-) -> Bool[Tensor, "query_len keys"]:
-    """True where a key is not after the query, of queries that are those of the last keys."""
-    queries, keys = query.shape[2], key.shape[2]
-    return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
