@@ -305,7 +305,8 @@ def test_a_saved_model_generates_in_a_pipeline(config, tmp_path):
     (tmp_path / "README.md").unlink()
     model = LinformerForCausalLM(LinformerConfig.from_pretrained(tmp_path, **CAUSAL))
     randomise(model).save_pretrained(tmp_path)
-    assert "AutoModelForCausalLM" in (tmp_path / "README.md").read_text()
+    card = (tmp_path / "README.md").read_text()
+    assert "AutoModelForCausalLM" in card and "A causal language model with linear-time attention" in card
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is LinformerForCausalLM and all(map(torch.equal, loaded.parameters(), model.parameters()))
     run = pipeline("text-generation", str(tmp_path), max_new_tokens=7, do_sample=False)
