@@ -69,7 +69,7 @@ class ProjectedAttention(nn.Module):
         self.sliding_window = sliding_window
         self.global_tokens = global_tokens
         self.causal = causal
-        self.checked_slots()
+        self.checked_projection()
 
     def forward(
         self,
@@ -115,8 +115,8 @@ class ProjectedAttention(nn.Module):
         Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
         all tokens are there too.
         """
-        module, first, window, kernels = self.projection_module, self.global_tokens, self.sliding_window, run.kernels
-        declared, dims = inside(module), self.checked_slots()  # again: k may be set, and E and F may be replaced
+        first, window, kernels = self.global_tokens, self.sliding_window, run.kernels
+        module, declared, dims = self.checked_projection()  # again: k may be set, and E and F may be replaced
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
             keys, values = self.map_tokens(key, value, kernels)
             source = key[:, first:] if first else key
@@ -150,20 +150,16 @@ class ProjectedAttention(nn.Module):
         heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
-    @property
-    def projection_module(self) -> nn.Module:
-        """E and F, looked up at every call, so that a replacement is used."""
-        return self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-
-    def checked_slots(self) -> tuple[int, ...]:
-        """The number of slots of each head, of a projection that suits this layer."""
-        projection = inside(self.projection_module)
+    def checked_projection(self) -> tuple[nn.Module, SequenceProjection, tuple[int, ...]]:
+        """E and F as they are now, what they declare, and k of each head; an error if they do not suit this layer."""
+        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
+        projection = inside(module)
         check_bias_order(self.bias_order, projection.commutes and projection.shared_by_heads)
         dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self.causal and not isinstance(projection, FullAttention):
             shorter_input, seq_len = projection.shorter_input, projection.seq_len
             check_causal(type(projection), shorter_input, seq_len, min(dims), self.sliding_window)
-        return dims
+        return module, projection, dims
 
     def _compresses_first(
         self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels

@@ -30,7 +30,8 @@ def keep(layer: ProjectedAttention, slots: Slots, run: ForwardPass) -> Slots:
     keys, values = (last_tokens(part.transpose(1, 2), lengths, window).transpose(1, 2) for part in near[:2])
     if layer.is_full:
         return Slots(keys, values)
-    missing = (0, 0, 0, layer.global_tokens + max(layer.checked_slots()) - slots.key.shape[2])
+    *_, dims = layer.checked_projection()
+    missing = (0, 0, 0, layer.global_tokens + max(dims) - slots.key.shape[2])
     near = Neighbours(keys, values, window)
     return Slots(F.pad(slots.key, missing), F.pad(slots.value, missing), neighbours=near)
 
@@ -60,7 +61,7 @@ def next_slots(
     if layer.is_full:
         return Slots(key[:, :, :0], value[:, :, :0], neighbours=seen)
 
-    projection, dims, first = layer.projection_module, layer.checked_slots(), layer.global_tokens
+    (projection, _, dims), first = layer.checked_projection(), layer.global_tokens
     if not isinstance(projection, WindowProjection):
         expected = "no module around it to continue texts (merge adapters first)"
         raise InputError(f"projection: expected {expected}, got {type(projection).__name__}")
