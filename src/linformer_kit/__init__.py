@@ -8,6 +8,7 @@ before its arguments are parsed.
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -22,6 +23,7 @@ from linformer_kit.interop.checkpoints.encoders import load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.linearized.linearize import linearize, optimize
+from linformer_kit.models.causal import LinformerForCausalLM
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
@@ -48,6 +50,7 @@ __all__ = [
     "LinformerAttention",
     "LinformerConfig",
     "LinformerEncoder",
+    "LinformerForCausalLM",
     "LinformerForMaskedLM",
     "LinformerForQuestionAnswering",
     "LinformerForSequenceClassification",
@@ -71,6 +74,7 @@ __all__ = [
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)
 AutoConfig.register("linearized", LinearizedConfig, exist_ok=True)  # its models register when `linearize` makes them
 AutoModel.register(LinformerConfig, LinformerModel, exist_ok=True)
+AutoModelForCausalLM.register(LinformerConfig, LinformerForCausalLM, exist_ok=True)
 AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM, exist_ok=True)
 AutoModelForQuestionAnswering.register(LinformerConfig, LinformerForQuestionAnswering, exist_ok=True)
 AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification, exist_ok=True)

@@ -19,6 +19,7 @@ from linformer_kit.data.tokenizer import (
     load_tokenizer,
     start_token_id,
     tokenizer_fingerprint,
+    tokenizer_of_prompts,
     train_tokenizer,
     vocabulary_size,
 )
@@ -78,6 +79,19 @@ def test_a_tokenizer_of_bert_is_saved_without_token_types(tmp_path):
     save_bert_tokenizer(tmp_path)
     load_tokenizer(str(tmp_path), max_length=37).save_pretrained(tmp_path)
     assert set(AutoTokenizer.from_pretrained(tmp_path)("x", "y")) == {"input_ids", "attention_mask"}
+
+
+def test_a_tokenizer_of_prompts_starts_texts_and_does_not_end_them(tmp_path):
+    """Whatever class it had: that of BERT would end them again when it is loaded. It needs no mask."""
+    save_bert_tokenizer(tmp_path)
+    tokenizer_of_prompts(load_tokenizer(str(tmp_path), max_length=37)).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded(["x", "y x"], padding=True)["input_ids"] == [[0, 2, 5], [2, 6, 5]]
+    assert (loaded.model_max_length, loaded.model_input_names) == (37, ["input_ids", "attention_mask"])
+    assert (loaded.pad_token, loaded.mask_token, loaded.sep_token) == ("[PAD]", "[MASK]", "[SEP]")
+    words = Tokenizer(WordLevel({"<s>": 0, "x": 1}, unk_token="x"))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>").save_pretrained(tmp_path / "few")
+    assert load_tokenizer(str(tmp_path / "few"), max_length=37, is_masked=False).pad_token is None
 
 
 def test_missing_tokens_are_named(tokenizer, tmp_path):

@@ -17,7 +17,7 @@ RESULTS = {
     "command": "pretrain",
     "settings": {"seed": 3, "names": ["a name"]},
     "environment": {"device": "a processor"},
-    "model": {"attention": "linformer", "parameters": 710_528},
+    "model": {"attention": "linformer", "causal": False, "parameters": 710_528},
     "corpus": {
         "description": "13 files",
         "vocab_size": 2048,
@@ -54,6 +54,10 @@ def test_the_report_of_pretraining_holds_the_numbers(tmp_path):
     assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
     assert "5,003 to train and 1,281 to validate" in text
     assert "| `in <mask> home` | `the` | `the` 60%, `'\\n'` 30% |" in text
+    mixed = {"attention": ["full", "linformer", "full"], "causal": True, "parameters": 7}
+    write_pretrain_report({**RESULTS, "model": mixed, "guesses": []}, tmp_path)
+    text = (tmp_path / "metrics.md").read_text()
+    assert "| Transformer (full attention) and Linformer | 7 |" in text and "masked" not in text
     write_pretrain_report({**RESULTS, "curve": [(0, 1e4), (20, 2.0)]}, tmp_path)  # a loss of any size is drawn
     assert Image.open(tmp_path / "perplexity.png").size == (900, 675)
 

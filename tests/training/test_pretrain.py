@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import linformer_kit as lk
 from linformer_cli.cli import main
-from linformer_kit.training.pretrain import _unigram_entropy
+from linformer_kit.data.packing import next_tokens
+from linformer_kit.training.pretrain import CausalLanguageModel, _unigram_entropy
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
 pytestmark = pytest.mark.e2e
@@ -157,6 +158,47 @@ def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
     (again,) = (tmp_path / "runs").iterdir()
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_causal_model_is_trained_resumed_and_generates(corpus, tmp_path, capsys):
+    """Exactly as without an interruption, and from a model too; its prompts begin as its blocks, and do not end."""
+    causal = {"causal": "true", "projection": "mean_pool", "sliding_window": 4, "attention": ["linformer", "full"]}
+    options = [*(f"--model.{name}={value}" for name, value in causal.items()), "--lr_scheduler_type=constant"]
+    main(arguments(corpus, whole := tmp_path / "whole", *options, "--max_steps=6"))
+    assert "pipeline('text-generation'" in capsys.readouterr().out
+    main(arguments(corpus, cut := tmp_path / "cut", *options))
+    main(arguments(corpus, cut, *options, "--max_steps=6", "--resume"))
+    model, again = (AutoModelForCausalLM.from_pretrained(folder) for folder in (whole, cut))
+    assert type(model) is lk.LinformerForCausalLM and all(map(torch.equal, model.parameters(), again.parameters()))
+
+    results = json.loads((whole / "metrics.json").read_text())
+    assert results["model"]["causal"] and results["guesses"] == []
+    assert results["perplexity"] == pytest.approx(math.exp(results["validation_loss"]))
+    assert "perplexity are over the tokens of the" in (whole / "metrics.md").read_text()
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    assert tokenizer("def")["input_ids"][0] == model.config.bos_token_id != tokenizer("def")["input_ids"][-1]
+    assert tokenizer.decode(tokenizer("def", "x")["input_ids"]) == "<s>defx" and tokenizer.padding_side == "left"
+    answers = pipeline("text-generation", str(whole))(["def function_1", "x"], batch_size=2, max_new_tokens=5)
+    assert [answer[0]["generated_text"].startswith(text) for answer, text in zip(answers, ("def", "x"), strict=True)]
+
+    main(arguments(corpus, tmp_path / "on", f"--from_model={whole}"))
+    curve = json.loads((tmp_path / "on" / "metrics.json").read_text())["curve"]
+    assert curve[0][1] == pytest.approx(results["validation_loss"], rel=1e-3)
+    assert "expected False for LinformerForMaskedLM, got True" in fail(capsys, "fill-mask", whole, "<mask>")
+
+
+def test_the_loss_of_a_causal_model_is_over_all_tokens_but_the_first(config):
+    causal = {"causal": True, "projection": "mean_pool", "sliding_window": 6}
+    model, blocks = lk.LinformerForCausalLM(config(**causal)).eval(), torch.randint(5, 101, (3, 37))
+    items = [next_tokens(block.numpy(), epoch=0, index=0) for block in blocks]
+    batch = {name: torch.stack([item[name] for item in items]) for name in items[0]}
+    task = CausalLanguageModel(model, None, train=items, validation=items, collate=len)
+    assert torch.equal(batch["input_ids"], blocks) and task.labels(batch) == 3 * 36
+    sums, counts = task.measure(batch)
+    expected = torch.nn.functional.cross_entropy(model(blocks).logits[:, :-1].flatten(0, 1), blocks[:, 1:].flatten())
+    assert counts.tolist() == [36] * 3
+    torch.testing.assert_close(sums.sum() / counts.sum(), expected)
+    torch.testing.assert_close(task(batch, task.labels(batch)), expected)
 
 
 def test_unigram_entropy_by_hand(words):

@@ -180,14 +180,15 @@ class UpdateSettings(TrainingSettings):
 
 @command("pretrain", TRAIN, "training.pretrain", "--train_file notes/ corpus.jsonl --output_dir my-model", "tiny")
 class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
-    """Pretrain a masked language model on text."""
+    """Pretrain a masked or causal language model on text."""
 
     model: ModelSettings  # The architecture: its settings are --model.NAME.
-    # Folder or hub id of a masked language model of this package to train further. Its architecture and tokenizer
+    # Folder or hub id of a language model of this package to train further. Its architecture and tokenizer
     # replace `model` and `tokenizer`; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
-    mlm_probability: Training[Share] = 0.15  # Share of tokens to predict: 80 % become <mask>, 10 % random ones.
+    # Share of tokens to predict: 80 % become <mask>, 10 % random ones; a causal model predicts every token.
+    mlm_probability: Training[Share] = 0.15
     # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
     load_best_model_at_end: Evaluation[bool] = False
 

@@ -1,4 +1,4 @@
-"""Pretraining text: documents and a tokenizer → blocks of equal length, without padding → masked blocks.
+"""Pretraining text: documents and a tokenizer → blocks of equal length, without padding → blocks with labels.
 
 The documents are concatenated to `tokens of a document, end token, tokens of the next, end token, ...` and cut into
 chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chunk is dropped. Masks are pure functions
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from linformer_kit.data.tokenizer import (
     load_tokenizer,
     start_token_id,
     tokenizer_fingerprint,
+    tokenizer_of_prompts,
     train_tokenizer,
 )
 from linformer_kit.files.tokenizer import save_tokenizer
@@ -58,15 +59,17 @@ class MaskedText:
 
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
     """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
-    seq_len = settings.model.max_position_embeddings
+    seq_len, causal = settings.model.max_position_embeddings, settings.model.causal
     existing = settings.from_model or settings.tokenizer
     # Loaded first, so that its errors come before the text is read.
-    tokenizer = load_tokenizer(existing, max_length=seq_len) if existing else None
+    tokenizer = load_tokenizer(existing, max_length=seq_len, is_masked=not causal) if existing else None
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(settings, corpus)
-    masks = BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
+    if causal:
+        tokenizer = tokenizer_of_prompts(tokenizer)
+    masks = next_tokens if causal else BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
 
     cache = cache_folder() / "blocks"
 
@@ -192,6 +195,14 @@ class BlockMasker:
         return {"input_ids": torch.from_numpy(masked), "labels": torch.from_numpy(labels)}
 
 
+def next_tokens(block: Int[np.ndarray, " seq"], *, epoch: int, index: int) -> dict[str, torch.Tensor]:
+    """As a `BlockMasker`, for causal models, which shift labels themselves: all but the start token are targets."""
+    ids = torch.from_numpy(block.astype(np.int64))
+    labels = ids.clone()
+    labels[0] = IGNORED_LABEL
+    return {"input_ids": ids, "labels": labels}
+
+
 class MaskedBlocks(torch.utils.data.Dataset):
     """Packed blocks with new masks in each epoch.
 
@@ -202,7 +213,7 @@ class MaskedBlocks(torch.utils.data.Dataset):
         blocks: The blocks before masking, as arrays.
     """
 
-    def __init__(self, blocks: Dataset, masks: BlockMasker) -> None:
+    def __init__(self, blocks: Dataset, masks: Callable[..., dict[str, torch.Tensor]]) -> None:
         self.blocks = blocks.with_format("numpy")
         self._masks = masks
 

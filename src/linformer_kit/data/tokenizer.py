@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import InputError, check_input, input_errors
 from linformer_kit.data.files import content_hash
 from linformer_kit.data.read import Text, text_groups
 
@@ -75,12 +75,13 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: in
     )
 
 
-def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizerFast:
+def load_tokenizer(name_or_path: str, *, max_length: int, is_masked: bool = True) -> PreTrainedTokenizerFast:
     """Load an existing tokenizer for pretraining.
 
     Args:
         name_or_path: Folder, or id on the Hugging Face hub.
         max_length: Maximum input length of the model, in tokens.
+        is_masked: Whether the model needs a mask token, and one for padding.
 
     Returns:
         The tokenizer, without token types among its outputs.
@@ -90,9 +91,8 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
     """
     with input_errors(f"tokenizer {name_or_path}: expected a folder with tokenizer.json, or an id on the hub"):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    ids = {
-        "mask": tokenizer.mask_token_id,
-        "padding": tokenizer.pad_token_id,
+    of_masks = {"mask": tokenizer.mask_token_id, "padding": tokenizer.pad_token_id} if is_masked else {}
+    ids = of_masks | {
         "start (bos or cls)": start_token_id(tokenizer),
         "end (eos or sep)": end_token_id(tokenizer),
     }
@@ -105,6 +105,28 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, model_input_names=names)
     tokenizer.model_max_length = max_length
     return tokenizer
+
+
+def tokenizer_of_prompts(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A tokenizer with the same tokens that puts the start token before a text, no end after it, and pads on the left.
+
+    Raises:
+        InputError: for a tokenizer that is not of the library `tokenizers`.
+    """
+    check_input(tokenizer.is_fast, "tokenizer", "one with tokenizer.json, with causal", type(tokenizer).__name__)
+    start = tokenizer.convert_ids_to_tokens(start_token_id(tokenizer))
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    template, start_ids = f"{start} $A", [(start, start_token_id(tokenizer))]
+    backend.post_processor = processors.TemplateProcessing(
+        single=template, pair=f"{template} $B", special_tokens=start_ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        padding_side="left",
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        **tokenizer.special_tokens_map,
+    )
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

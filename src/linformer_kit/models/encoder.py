@@ -17,10 +17,12 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from linformer_kit.models.cache import LayerCache, LinformerCache
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
 from linformer_kit.operator.kernels import Kernels
+from linformer_kit.operator.neighbours import tokens_before
 from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
@@ -39,12 +41,14 @@ _BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that f
 class LocalConvolution(nn.Module):
     """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
 
-    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias.
+    Not in the paper. `weight` is `[embed, width]` with an odd width w in tokens; there is no bias. If it is `causal`, j
+    is from -(w - 1) to 0.
     """
 
-    def __init__(self, embed_dim: int, width: int) -> None:
+    def __init__(self, embed_dim: int, width: int, *, causal: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(embed_dim, width))
+        self.before = tokens_before(width, causal)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,15 +56,19 @@ class LocalConvolution(nn.Module):
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq_len embed"], run: ForwardPass
+        self,
+        hidden: Float[Tensor, "batch seq_len embed"],
+        run: ForwardPass,
+        past: Float[Tensor, "batch before embed"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed"]:
-        """Convolve over the real tokens of right-padded sequences."""
-        embed, width = self.weight.shape
+        """Convolve over the real tokens of right-padded sequences, and those `past` before them."""
+        hidden = zero_padding(hidden, run.lengths)
+        length, hidden = hidden.shape[1], hidden if past is None else torch.cat([past, hidden], dim=1)
+        first = hidden.shape[1] - length
         # As an image of one row with channels last, the only layout that is fast on CPUs.
-        image = zero_padding(hidden, run.lengths).transpose(1, 2)[:, :, None]
-        weight = self.weight[:, None, None]
-        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, width // 2), groups=embed)
-        return mixed[:, :, 0].transpose(1, 2)
+        image, weight = hidden.transpose(1, 2)[:, :, None], self.weight[:, None, None]
+        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, self.before), groups=len(weight))
+        return mixed[:, :, 0, first : first + length].transpose(1, 2)
 
 
 class LinformerLayer(GradientCheckpointingLayer):
@@ -90,7 +98,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         width = config.local_convolution
-        self.local_convolution = LocalConvolution(config.hidden_size, width) if width else None
+        self.local_convolution = LocalConvolution(config.hidden_size, width, causal=config.causal) if width else None
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -104,19 +112,24 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         run: ForwardPass | None = None,
         output_attentions: bool = False,
+        past_key_values: LayerCache | None = None,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         """The output of right-padded sequences, and P̄ or None.
 
-        In blocks of tokens, which are independent given the slots, the output overwrites `hidden`, and there is no P̄.
+        `past_key_values` has the tokens before, and keeps these. In blocks of tokens, which are independent given the
+        slots, the output overwrites `hidden`, and there is no P̄.
         """
         run = ForwardPass.of(hidden, run)
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         keys = zero_padding(inputs, run.lengths)
-        local = None if self.local_convolution is None else self.local_convolution(inputs, run)
+        past, convolution = past_key_values, self.local_convolution
+        slots = None if past is None else past.next_slots(self.self_attn, keys, run)
+        before = None if past is None or convolution is None else past.inputs_before(keys, run, convolution.before)
+        local = None if convolution is None else convolution(inputs, run, before)
         if not run.blocks:
-            attended, weights = self.self_attn(inputs, keys, None, run, output_attentions)
+            attended, weights = self.self_attn(inputs, keys, None, run, output_attentions, slots)
             return self._feed_forward(hidden, attended, local, run.kernels), weights
-        slots = self.self_attn.project(keys, None, run)
+        slots = self.self_attn.project(keys, None, run) if slots is None else slots
         for block in run.blocks:
             attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), run.kernels)
             hidden[block] = self._feed_forward(hidden[block], attended, of_block(local, *block), run.kernels)
@@ -171,6 +184,7 @@ class LinformerLayers(nn.Module):
         *,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
+        past_key_values: LinformerCache | None = None,
     ) -> BaseModelOutput:
         """Run all layers on right-padded sequences.
 
@@ -183,14 +197,16 @@ class LinformerLayers(nn.Module):
             order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
+            past_key_values: The tokens before, where these are kept too.
         """
         states: list[Tensor] = []
         attentions: list[Tensor] = []
         run = ForwardPass.of(hidden, run)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))
-            hidden, weights = layer(hidden, run, output_attentions)
+            past = None if past_key_values is None else past_key_values.layer(number)
+            hidden, weights = layer(hidden, run, output_attentions, past_key_values=past)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))
         if self.layer_norm is not None:

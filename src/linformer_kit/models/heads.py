@@ -1,6 +1,7 @@
 """Models for tasks: the encoder with a head.
 
     LinformerForMaskedLM                the tied head of pretraining
+    LinformerForCausalLM                the same head over causal layers (in `causal`)
     LinformerForSequenceClassification  classification and regression over the first token
     LinformerForTokenClassification     a label for each token
     LinformerForQuestionAnswering       start and end position of the answer
@@ -55,8 +56,11 @@ class LinformerWithHead(LinformerPreTrainedModel):
     """What masked language models and classifiers have in common: an encoder, and one head over its hidden states."""
 
     output_class: type[MaskedLMOutput] | type[SequenceClassifierOutput] | type[TokenClassifierOutput]
+    causal: bool | None = None  # whether layers are causal; None: the configuration decides
 
     def __init__(self, config: LinformerConfig) -> None:
+        if self.causal not in (None, config.causal):
+            raise InputError(f"causal: expected {self.causal} for {type(self).__name__}, got {config.causal}")
         super().__init__(config)
         self.num_labels = config.num_labels
         self.linformer = LinformerModel(config)
@@ -114,14 +118,9 @@ class LinformerWithHead(LinformerPreTrainedModel):
         return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
-class LinformerForMaskedLM(LinformerWithHead):
-    """Masked language model.
+class LinformerLanguageModel(LinformerWithHead):
+    """What language models have in common: the tied head."""
 
-    `logits` are `[batch, seq_len, vocab]` in training and evaluation, compiled or not. With `predicted_positions` the
-    head runs on these tokens only, and logits are `[predicted, vocab]`: training needs the labelled tokens only.
-    """
-
-    output_class = MaskedLMOutput
     _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
 
     def __init__(self, config: LinformerConfig) -> None:
@@ -139,6 +138,17 @@ class LinformerForMaskedLM(LinformerWithHead):
         return self.lm_head(hidden)
 
 
+class LinformerForMaskedLM(LinformerLanguageModel):
+    """Masked language model.
+
+    `logits` are `[batch, seq_len, vocab]` in training and evaluation, compiled or not. With `predicted_positions` the
+    head runs on these tokens only, and logits are `[predicted, vocab]`: training needs the labelled tokens only.
+    """
+
+    output_class = MaskedLMOutput
+    causal = False
+
+
 def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
     """Indices of the labelled tokens in the flattened batch, for `predicted_positions` of `LinformerForMaskedLM`."""
     return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
@@ -152,6 +162,7 @@ class LinformerForSequenceClassification(LinformerWithHead):
     """
 
     output_class = SequenceClassifierOutput
+    causal = False  # the first token sees the whole text
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)

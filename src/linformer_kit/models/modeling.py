@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.base import LinearModel, reject_packed
+from linformer_kit.models.cache import LinformerCache
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
@@ -149,8 +150,12 @@ def checked_inputs(
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
+    *,
+    past: LinformerCache | None = None,
 ) -> Inputs:
     """Check the arguments of `LinformerModel.forward`, and put the real tokens of each sequence first.
+
+    `past` has the tokens before these.
 
     Raises:
         InputError: for types, shapes and lengths that do not fit the model or each other, and ids out of range.
@@ -165,10 +170,15 @@ def checked_inputs(
         check_vectors("inputs_embeds", tokens, config.hidden_size, weights, added=model.has_positions)
     else:
         check_ids("input_ids", tokens, None, config.vocab_size, may_read)
-    shape = tokens.shape[:2]
-    if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
+    shape, columns = tokens.shape[:2], tokens.shape[1]
+    if past is not None:
+        check_input(config.causal, "use_cache, past_key_values", "none without causal", type(past).__name__)
+        expected = "None, or what an earlier call returned"
+        check_input(isinstance(past, LinformerCache), "past_key_values", expected, type(past).__name__)
+        attention_mask, columns = past.checked_mask(attention_mask, shape), past.columns + columns
+    if not torch.compiler.is_exporting() and columns > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
-        raise InputError(f"sequence length: expected at most {longest}, got {shape[1]}")
+        raise InputError(f"sequence length: expected at most {longest}, got {columns}")
     if not may_read:
         reject_old_exporter()
     if position_ids is not None:
@@ -194,6 +204,8 @@ def checked_inputs(
             position_ids = take_positions(position_ids.expand(order.shape), order)
     if position_ids is None:  # they count the real tokens
         position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if past is not None and past.lengths is not None:
+            position_ids = position_ids + past.lengths[:, None]
     return Inputs(tokens, position_ids, token_type_ids, lengths, order)
 
 
@@ -318,31 +330,44 @@ class LinformerModel(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch past_and_seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutput:
+        past_key_values: LinformerCache | None = None,
+        use_cache: bool | None = None,
+    ) -> BaseModelOutput | BaseModelOutputWithPast:
         """Encode sequences.
 
         Args:
             input_ids: Token ids; exactly one of input_ids and inputs_embeds is needed.
-            attention_mask: 1 on real tokens, 0 on padding; None if all are real.
+            attention_mask: 1 on real tokens, 0 on padding; None if all are real. With past_key_values it is that of the
+                tokens before and of these.
             token_type_ids: From 0 to type_vocab_size - 1; with type_vocab_size 0 only zeros, which have no effect.
             position_ids: From 0; default: the number of preceding real tokens, so padding does not shift positions.
             inputs_embeds: Word embeddings instead of input_ids.
             output_attentions: Also return the context mappings P̄ of all layers, `[batch, heads, seq_len, slots]`.
             output_hidden_states: Also return the embeddings and the output of each layer.
+            past_key_values: What an earlier call returned, of the tokens before these; these are kept there too. Causal
+                models only.
+            use_cache: Whether to return past_key_values where none are given; default: no.
 
         Returns:
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        inputs = checked_inputs(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        cache = LinformerCache() if past_key_values is None and use_cache else past_key_values
+        given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = checked_inputs(*given, past=cache)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
         order, blocks = inputs.order, run.blocks
         hidden = self.embeddings.run_in_blocks(inputs, blocks) if blocks else self.embeddings(inputs)
-        del inputs, inputs_embeds  # they would keep their memory during the encoder's call
-        return self.encoder(hidden, run, order, **shown)
+        del given, inputs, inputs_embeds  # they would keep their memory during the encoder's call
+        if cache is None:
+            return self.encoder(hidden, run, order, **shown)
+        run = run._replace(before=cache.lengths)
+        encoded = self.encoder(hidden, run, order, **shown, past_key_values=cache)
+        cache.count(hidden, run.lengths)
+        return BaseModelOutputWithPast(**encoded, past_key_values=cache)

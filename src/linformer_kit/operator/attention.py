@@ -69,7 +69,7 @@ class ProjectedAttention(nn.Module):
         self.sliding_window = sliding_window
         self.global_tokens = global_tokens
         self.causal = causal
-        self._checked_slots(projection.module if isinstance(projection, SharedProjection) else projection)
+        self.checked_projection()
 
     def forward(
         self,
@@ -78,6 +78,7 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"] | None = None,
         run: ForwardPass | None = None,
         need_weights: bool = False,
+        slots: Slots | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Compute attention.
 
@@ -87,6 +88,7 @@ class ProjectedAttention(nn.Module):
             value: Input of the values; None: that of the keys, so that E·X is computed once.
             run: The forward pass; None: of this layer alone, without padding.
             need_weights: Whether to return the context mapping P̄.
+            slots: The slots; None: those of the keys.
 
         Returns:
             The output, and P̄ or None; see `LinformerAttention.forward`.
@@ -96,7 +98,7 @@ class ProjectedAttention(nn.Module):
                 slots.
         """
         run = ForwardPass.of(key, run)
-        slots = self.project(key, value, run)
+        slots = self.project(key, value, run) if slots is None else slots
         output, weights = self.attend(query, slots, run.kernels, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
@@ -113,12 +115,10 @@ class ProjectedAttention(nn.Module):
         Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
         all tokens are there too.
         """
-        # Looked up at every call, so that a replacement is used.
-        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
-        declared, first, window, kernels = inside(module), self.global_tokens, self.sliding_window, run.kernels
-        dims = self._checked_slots(declared)  # again: k may be set, and E and F may be replaced
+        first, window, kernels = self.global_tokens, self.sliding_window, run.kernels
+        module, declared, dims = self.checked_projection()  # again: k may be set, and E and F may be replaced
         if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
-            keys, values = self._map_tokens(key, value, kernels)
+            keys, values = self.map_tokens(key, value, kernels)
             source = key[:, first:] if first else key
             return project_heads(module, keys, values, run, dims, window, first, causal=self.causal, source=source)
 
@@ -132,7 +132,7 @@ class ProjectedAttention(nn.Module):
         tokens = None
         if first or window:  # tokens that queries see as they are; no others are mapped
             seen = slice(None if window else first)
-            keys, values = self._map_tokens(key[:, seen], None if value is None else value[:, seen], kernels)
+            keys, values = self.map_tokens(key[:, seen], None if value is None else value[:, seen], kernels)
             tokens = Neighbours(keys, values, window, run.lengths, is_causal=self.causal)
         unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
         return _slots(module, *unmapped, run, dims, first, tokens, map_slots=map_slots)
@@ -150,14 +150,16 @@ class ProjectedAttention(nn.Module):
         heads, weights = attend_slots(queries, slots, kernels, dropout=dropout, need_weights=need_weights)
         return kernels.apply_linear(self.out_proj, merge_heads(heads)), weights
 
-    def _checked_slots(self, projection: SequenceProjection) -> tuple[int, ...]:
-        """The number of slots of each head, of a projection that suits this layer."""
+    def checked_projection(self) -> tuple[nn.Module, SequenceProjection, tuple[int, ...]]:
+        """E and F as they are now, what they declare, and k of each head; an error if they do not suit this layer."""
+        module = self.projection.module if isinstance(self.projection, SharedProjection) else self.projection
+        projection = inside(module)
         check_bias_order(self.bias_order, projection.commutes and projection.shared_by_heads)
         dims = projection.checked_slots(self.projected_dim, self.num_heads)
         if self.causal and not isinstance(projection, FullAttention):
             shorter_input, seq_len = projection.shorter_input, projection.seq_len
             check_causal(type(projection), shorter_input, seq_len, min(dims), self.sliding_window)
-        return dims
+        return module, projection, dims
 
     def _compresses_first(
         self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels
@@ -174,7 +176,7 @@ class ProjectedAttention(nn.Module):
         # are.
         return kernels.exporting or projection.windowed or seq_len > max(dims)
 
-    def _map_tokens(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    def map_tokens(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """X·W + 1·b of keys and values, by heads."""
         keys = kernels.apply_linear(self.k_proj, key)
         values = kernels.apply_linear(self.v_proj, key if value is None else value)

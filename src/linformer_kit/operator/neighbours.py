@@ -37,6 +37,7 @@ class Neighbours(NamedTuple):
     # Bias of the tokens of each block, if more than `window` and `lengths` decides it (`linearized.windows`).
     bias: Float[Tensor, "batch_or_1 blocks rows seen"] | None = None
     is_causal: bool = False  # queries see the w - 1 tokens before their own
+    starts: Int[Tensor, " batch"] | None = None  # index of the first token of each text; None: 0
 
     @property
     def before(self) -> int:
@@ -52,12 +53,13 @@ class Neighbours(NamedTuple):
             limits = torch.full((1,), self.key.shape[2], device=positions.device)
         limits = limits.view(-1, *[1] * positions.dim())
         first = (positions - self.before).clamp(min=0).expand(limits.shape[0], *positions.shape)
+        first = first if self.starts is None else torch.maximum(first, self.starts.view_as(limits))
         after = torch.minimum(positions + self.window - self.before, limits)
         return first, torch.where(positions < limits, after, first)
 
     def of_block(self, samples: slice, rows: slice) -> Neighbours:
         """The neighbours of some of the queries, which are whole blocks, in some of the sequences."""
-        names = ("key", "value", "lengths", "edges", "bias")
+        names = ("key", "value", "lengths", "edges", "bias", "starts")
         own = {name: of_block(getattr(self, name), samples) for name in names}
         if (bias := own["bias"]) is not None:
             own["bias"] = bias[:, rows.start // bias.shape[2] : -(-rows.stop // bias.shape[2])]

@@ -77,6 +77,14 @@ def put_back_weights(
     return put_back(weights.movedim(3, 1), order).movedim(1, 3) if columns else weights
 
 
+def last_tokens(
+    hidden: Shaped[Tensor, "batch seq_len *rest"], lengths: Int[Tensor, " batch"] | None, count: int
+) -> Shaped[Tensor, "batch count *rest"]:
+    """A copy of the last real tokens of right-padded sequences, right-aligned; before these, any others."""
+    ends = torch.full((1,), hidden.shape[1], device=hidden.device) if lengths is None else lengths
+    return take_positions(hidden, (ends[:, None] + torch.arange(-count, 0, device=hidden.device)).clamp(min=0))
+
+
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
     """The mask, True where padded, of sequences that start with `lengths` real tokens."""
     return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]

@@ -42,6 +42,7 @@ class ForwardPass(NamedTuple):
     lengths: Int[Tensor, " batch"] | None = None  # number of real tokens of each sequence; None: all
     # Samples and rows of the blocks in which tokens are computed, where they are independent; none: all at once.
     blocks: Sequence[tuple[slice, slice]] = ()
+    before: Int[Tensor, " batch"] | None = None  # number of tokens of each text before these (`steps`); None: none
 
     @classmethod
     def of(cls, tensor: Tensor, given: ForwardPass | None = None) -> ForwardPass:

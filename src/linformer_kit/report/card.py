@@ -19,7 +19,7 @@ _TEXT = """---
 
 # {kind}
 
-An encoder with linear-time attention (Linformer) for inputs of up to {longest:,} tokens{source}.
+{what} with linear-time attention (Linformer) for inputs of up to {longest:,} tokens{source}.
 {use}
 """
 _USE = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
@@ -59,6 +59,7 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
     return _TEXT.format(
         data=data.to_yaml(),
         kind=kind,
+        what="A causal language model" if kind.endswith("ForCausalLM") else "An encoder",
         longest=longest,
         source=f", made from {Path(base).name if is_local else base}" if base else "",
         use=use or how_to_load(model, "transformers", f"AutoModel{head[0] if head else ''}.from_pretrained"),

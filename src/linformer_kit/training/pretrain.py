@@ -1,4 +1,4 @@
-"""Masked-language-model pretraining: text → tokens → batches → model → checkpoint → results."""
+"""Pretraining of language models, masked or causal: text → tokens → batches → model → checkpoint → results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ import torch.nn.functional as F
 from scipy.special import entr
 from torch import Tensor
 from torch.utils.data import default_collate
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
+from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.models.causal import LinformerForCausalLM
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
+from linformer_kit.models.heads import LinformerForMaskedLM, LinformerLanguageModel, labelled_positions
 from linformer_kit.report.training import perplexity, write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
@@ -49,12 +57,16 @@ def main(settings: PretrainSettings) -> None:
     mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
     of_python = settings.train_file is None and settings.dataset_name is None
     text = f"def __init__({mask}, name):" if of_python else f"A text with a {mask}"
-    print_results(folder, f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} '{text}'")
+    how = f"linformer fill-mask {folder} '{text}'"
+    if results["model"]["causal"]:
+        how = f"transformers.pipeline('text-generation', '{folder}')('The', max_new_tokens=20)"
+        how = f'python -c "import linformer_kit, transformers; print({how})"'
+    print_results(folder, f"Saved in {folder}. Try it:\n  {how}")
 
 
 @callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
-    """Pretrain a masked language model.
+    """Pretrain a masked or a causal language model.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them, the model, the tokenizer and the checkpoints.
@@ -74,8 +86,9 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     }
     run.open({"corpus": data.corpus.description}, fingerprints)
     set_seed(settings.seed)
-    model = start or LinformerForMaskedLM(_model_config(settings, data.tokenizer))
-    task = MaskedLanguageModel(
+    model_class = LinformerForCausalLM if settings.model.causal else LinformerForMaskedLM
+    model = start or model_class(_model_config(settings, data.tokenizer))
+    task = (CausalLanguageModel if settings.model.causal else MaskedLanguageModel)(
         model,
         data.tokenizer,
         train=data.train,
@@ -104,7 +117,7 @@ def _check_settings(settings: PretrainSettings) -> None:
     LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
 
 
-def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: Training) -> dict[str, Any]:
+def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training: Training) -> dict[str, Any]:
     """The results; of a training that diverged, without a loss at its end."""
     curve, seed = training.state.logged("eval_loss"), training.plan.seed
     if training.diverged is not None:
@@ -114,6 +127,7 @@ def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: 
         training,
         model={
             "attention": model.config.attention,
+            "causal": model.config.causal,
             "parameters": model.num_parameters(),
             "projection_matrices": model.projection_matrix_count(),
         },
@@ -129,7 +143,7 @@ def _results(run: Run, model: LinformerForMaskedLM, data: MaskedText, training: 
         perplexity=perplexity(loss),
         unigram_entropy=_unigram_entropy(data),
         curve=sorted(curve.items()),
-        guesses=[] if training.diverged else _guesses(model, data, seed=seed),
+        guesses=[] if training.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
 
 
@@ -148,7 +162,7 @@ def _plan(settings: PretrainSettings) -> Plan:
 
 
 @torch.no_grad()
-def _guesses(model: LinformerForMaskedLM, data: MaskedText, *, seed: int, count: int = 5) -> list[dict[str, Any]]:
+def _guesses(model: LinformerLanguageModel, data: MaskedText, *, seed: int, count: int = 5) -> list[dict[str, Any]]:
     """The likeliest three tokens for one masked word in each of some held-out sequences, and the text around it."""
     tokenizer, blocks = data.tokenizer, data.validation.blocks
     generator, guesses = np.random.default_rng(seed), []
@@ -189,14 +203,16 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
     return LinformerConfig(**(dataclasses.asdict(settings.model) | ids))
 
 
-def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
+def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerLanguageModel | None]:
     """The settings with the architecture of `from_model`, and that model; None for a new model."""
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
-        model = load_model(settings.from_model, AutoModelForMaskedLM, "a masked language model").model
+        config = read_config(settings.from_model, f"model: expected a language model, got {settings.from_model}")
+        auto_class = AutoModelForCausalLM if getattr(config, "causal", False) else AutoModelForMaskedLM
+        model = load_model(settings.from_model, auto_class, "a language model", config=config).model
     model = model.float()  # the trainer mixes precisions by itself
-    if not isinstance(model, LinformerForMaskedLM):
+    if not isinstance(model, LinformerLanguageModel):
         expected = "a Linformer (`linformer convert` makes one)"
         raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
@@ -254,6 +270,18 @@ class MaskedLanguageModel(Task):
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
         loss = float(sums.sum(dtype="float64") / counts.sum())
         return {"loss": loss, "perplexity": perplexity(loss)}
+
+
+class CausalLanguageModel(MaskedLanguageModel):
+    """Predict the next token of each. The loss is over all tokens but the first of a block."""
+
+    def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
+        return self.model(**batch, num_items_in_batch=labels).loss
+
+    def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits, targets = self.model(batch["input_ids"]).logits[:, :-1], batch["labels"][:, 1:]
+        losses = F.cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED_LABEL, reduction="none")
+        return losses.sum(dim=1), (targets != IGNORED_LABEL).sum(dim=1)
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

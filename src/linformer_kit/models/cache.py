@@ -1,0 +1,115 @@
+"""What a causal model keeps of texts to continue them: for each linear layer a constant number of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import Cache
+
+from linformer_cli.errors import check_input
+from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.conditions import require, values_are_cheap
+from linformer_kit.operator.padding import last_tokens
+from linformer_kit.operator.slots import ForwardPass, Slots
+from linformer_kit.operator.steps import keep, next_slots
+
+
+class LayerCache:
+    """What one layer keeps of texts."""
+
+    slots: Slots | None = None
+    inputs: Float[Tensor, "batch before embed"] | None = None  # the last ones, for a local convolution
+
+    def next_slots(
+        self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
+    ) -> Slots:
+        """The slots of a layer's attention for these tokens; what the next ones need is kept."""
+        past = self.slots
+        expected = "those of all layers (activation checkpointing keeps none)"
+        check_input(run.before is None or past is not None, "past_key_values", expected, None)
+        slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
+        self.slots = keep(attention, slots, run)
+        return slots
+
+    def inputs_before(self, inputs: Tensor, run: ForwardPass, count: int) -> Float[Tensor, "batch before embed"]:
+        """The last inputs before these, whose padding is zero; the last of these are kept."""
+        before = inputs.new_zeros(len(inputs), count, inputs.shape[2]) if self.inputs is None else self.inputs
+        lengths = None if run.lengths is None else count + run.lengths
+        self.inputs = last_tokens(torch.cat([before, inputs], dim=1), lengths, count)
+        return before
+
+
+class LinformerCache(Cache):
+    """What all layers keep of texts, and the number of tokens of each text.
+
+    `model(..., use_cache=True)` returns one as `past_key_values`, and continues it. Its size does not depend on the
+    number of tokens, except for layers with full attention.
+    """
+
+    is_compileable = is_croppable = False  # type: ignore[assignment]  # properties of `Cache`
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.columns = 0  # tokens of each row so far, padding included
+        self.lengths: Int[Tensor, " batch"] | None = None  # without padding
+
+    def layer(self, number: int) -> LayerCache:
+        """What a layer keeps."""
+        while len(self.layers) <= number:
+            self.layers.append(LayerCache())
+        return self.layers[number]
+
+    def checked_mask(self, mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+        """The columns of the new tokens, of this shape, in a mask of all tokens that fits those before."""
+        batch, columns = shape
+        if self.lengths is None:
+            return mask
+        check_input(len(self.lengths) == batch, "past_key_values", f"those of {batch} texts", len(self.lengths))
+        if not isinstance(mask, Tensor):  # other types than None are refused with those of other arguments
+            return mask
+        expected = [batch, self.columns + columns]
+        check_input(list(mask.shape) == expected, "attention_mask", f"{expected}, with past tokens", list(mask.shape))
+        past, new = mask.split([self.columns, columns], dim=1)
+        if values_are_cheap(mask):
+            same = ((past != 0).sum(dim=1) == self.lengths).all()
+            require(same, "attention_mask: expected that of past_key_values for its tokens, got another one")
+        return new
+
+    def count(self, tokens: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None) -> None:
+        """Count new tokens; `lengths` is their number without padding, None if there is none."""
+        batch, columns = tokens.shape[:2]
+        new = torch.full((batch,), columns, device=tokens.device) if lengths is None else lengths
+        self.columns += columns
+        self.lengths = new if self.lengths is None else self.lengths + new
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def reset(self) -> None:
+        self.columns, self.lengths = 0, None
+        self.layers.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._change(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._change(lambda tensor: tensor[indices])
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function to all tensors, whose first axis is that of the texts."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, tuple):  # slots and neighbours
+                return type(value)(*map(changed, value))
+            return change(value) if isinstance(value, Tensor) else value
+
+        self.lengths = changed(self.lengths)
+        for layer in self.layers:
+            layer.slots, layer.inputs = changed(layer.slots), changed(layer.inputs)

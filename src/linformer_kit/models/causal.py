@@ -1,0 +1,88 @@
+"""The causal language model, which continues texts.
+
+Axes: batch, seq_len (n), embed (hidden_size), vocab.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from linformer_cli.errors import InputError, check_input
+from linformer_cli.settings import IGNORED_LABEL
+from linformer_kit.models.cache import LinformerCache
+from linformer_kit.models.heads import LinformerLanguageModel
+
+
+class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
+    """Causal language model: predicts each token from those before it. Its configuration has `causal` True."""
+
+    causal = True
+    _is_stateful = True  # so that `generate` refuses assistants, which take tokens back
+
+    @can_return_tuple
+    def forward(  # type: ignore[override]  # no `predicted_positions`: almost all tokens have labels
+        self,
+        input_ids: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch past_and_seq_len"] | None = None,
+        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
+        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
+        labels: Int[Tensor, "batch seq_len"] | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        past_key_values: LinformerCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Int[Tensor, " kept"] = 0,
+        **outputs: bool | None,
+    ) -> CausalLMOutputWithPast:
+        """Predict the next token of each. Takes the arguments of `LinformerModel.forward`, and:
+
+        Args:
+            labels: The tokens themselves, which are shifted here: logits of a token are compared with the label of the
+                next; -100 is ignored.
+            num_items_in_batch: Number of labels in all forward passes of one update.
+            logits_to_keep: Compute logits of this number of last columns only, or of columns by index; 0: of all.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        cache = {"past_key_values": past_key_values, "use_cache": use_cache}
+        encoded = self.linformer(*inputs, **cache, **outputs, return_dict=True)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits, loss = self.lm_head(encoded.last_hidden_state[:, kept]), None
+        if labels is not None:
+            loss = self._loss(logits, F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL), num_items_in_batch)
+        more = {name: value for name, value in encoded.items() if name != "last_hidden_state"}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **more)
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        """Refuse `generate_batch`, and `generate` with cache_implementation "paged"."""
+        raise InputError(
+            "cache_implementation: expected None, as the cache has a constant size, got continuous batching"
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *arguments: Any
+    ) -> None:
+        """Check what `generate` is asked for, before its first step, and give it a cache.
+
+        Raises:
+            InputError: for a text that would become longer than n, another kind of cache, and as an assistant.
+        """
+        kind, new = generation_config.cache_implementation, generation_config.max_new_tokens
+        check_input(kind in (None, "dynamic"), "cache_implementation", "None, as the cache has a constant size", kind)
+        expected = "a model that can take tokens back"
+        check_input(not generation_config.is_assistant, "assistant_model", expected, type(self).__name__)
+        *_, longest = arguments
+        if new is not None:  # with a cache, texts may be without the tokens before
+            mask = model_kwargs["attention_mask"]
+            longest = (generation_config._mask_length if mask is None else mask.shape[1]) + new - 1
+        limit = self.config.max_position_embeddings
+        expected = f"at most {limit + 1} tokens with those of the prompt (max_position_embeddings {limit})"
+        check_input(longest <= limit, "max_new_tokens, max_length", expected, longest + 1)
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = LinformerCache()
