@@ -6,12 +6,14 @@
 - linear, linear with adapter: all tokens at once with `linearize`, without and with an adapter.
 - linear with full layers: without an adapter, some layers keep full attention (`--full_layers`).
 
-The classifier is a linear layer on the mean over all tokens, so `pieces` are pooled before the classifier. All weights
-are trained without dropout, in mixed precision where the device has bfloat16. Each way has its learning rate chosen by
-accuracy on validation texts with the first seed; what is shown is accuracy on test texts, at that rate, for all seeds.
+The classifier is a linear layer on the mean over all tokens, so `pieces` are pooled before the classifier. Mixed
+precision where the device has bfloat16. What is chosen for each way, is chosen by accuracy on validation texts, with
+the first seed. Runs of some ways and tasks can be put together.
 
-Tasks: accuracy; cost, which is the time of an update with the batch of median size and of the longest test text, all
-ways in turn, and the peak memory of such an update. Runs of some ways and tasks can be put together.
+- frozen: a logistic regression on the means of the encoder as it is; its strength of regularisation is chosen.
+- accuracy: all weights are trained without dropout, for all seeds; the learning rate is chosen.
+- cost: time of an update with the batch of median size and of the longest test text, all ways in turn, and the peak
+  memory of such an update.
 
     python -m reproduce.finetuning --model sentence-transformers/all-MiniLM-L6-v2 \\
       --adapter all-MiniLM-L6-v2-4096 --data reviews
@@ -26,12 +28,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas
 import torch
 from matplotlib.figure import Figure
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
@@ -46,10 +51,11 @@ from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, m
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
-Task = Literal["accuracy", "cost"]
+Task = Literal["frozen", "accuracy", "cost"]
 PARTS = ("train", "validation", "test")
 POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)  # C of the logistic regression, on means of unit variance
 NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
 
@@ -64,7 +70,7 @@ class Settings(ScriptSettings):
     ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))  # Ways of reading a long text.
     # Layers that keep full attention in `linear with full layers`, from 0.
     full_layers: Training[list[Seed]] = field(default_factory=lambda: [1, 2, 5])
-    tasks: Training[list[Task]] = field(default_factory=lambda: ["accuracy", "cost"])  # What is measured.
+    tasks: Training[list[Task]] = field(default_factory=lambda: list(get_args(Task)))  # What is measured.
     n: Training[Count] = 2048  # Most tokens of a text.
     rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
     # Seeds of the classifier's weights and the order of texts.
@@ -99,6 +105,10 @@ class Classifier(nn.Module):
 
     def forward(self, texts: list[list[int]]) -> Tensor:
         """Logits `[texts, classes]`."""
+        return self.classifier(self.means(texts))
+
+    def means(self, texts: list[list[int]]) -> Tensor:
+        """Means of the last hidden states over the tokens of each text, `[texts, hidden_size]`."""
         device = self.classifier.weight.device
         pieces = [(number, piece) for number, tokens in enumerate(texts) for piece in self._pieces(tokens)]
         ids = nn.utils.rnn.pad_sequence([torch.tensor(piece) for _, piece in pieces], batch_first=True).to(device)
@@ -109,7 +119,7 @@ class Classifier(nn.Module):
         text_of = torch.tensor([number for number, _ in pieces], device=device)
         totals = torch.zeros(len(texts), hidden.shape[-1], device=device).index_add(0, text_of, sums)
         counts = torch.zeros(len(texts), device=device).index_add(0, text_of, lengths.float())
-        return self.classifier(totals / counts[:, None])
+        return totals / counts[:, None]
 
     def _pieces(self, tokens: list[int]) -> list[list[int]]:
         """Pieces of about equal length, each with the text's first and last token, which are special."""
@@ -211,6 +221,25 @@ def train(settings: Settings, way: Way, data: Data, classes: int, rate: float, s
     return record
 
 
+def frozen(settings: Settings, way: Way, data: Data, classes: int) -> Record:
+    """The accuracy of a logistic regression on the means of the encoder as it is; `right`: 1 for each right text."""
+    model = build(settings, way, classes, seed=0)
+    means, labels = {}, {}
+    for part, texts in data.items():
+        pairs = [*batches(texts, settings.batch_size, np.random.default_rng(0))]
+        with mixed_precision(model), torch.inference_mode():
+            of_batches = [model.means(tokens).float().cpu() for tokens, _ in tqdm(pairs, desc=f"{way}, {part}")]
+        means[part] = torch.cat(of_batches).numpy()
+        labels[part] = np.concatenate([of_batch for _, of_batch in pairs])
+    fitted = [make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=1000)) for c in STRENGTHS]
+    fitted = [each.fit(means["train"], labels["train"]) for each in fitted]
+    accuracies = [each.score(means["validation"], labels["validation"]) for each in fitted]
+    best = int(np.argmax(accuracies))
+    right = (fitted[best].predict(means["test"]) == labels["test"]).astype(int)
+    found = {"validation_accuracy": accuracies[best], "test_accuracy": right.mean(), "right": right.tolist()}
+    return {"strength": STRENGTHS[best], **found}
+
+
 def case(settings: Settings, way: Way, data: Data, mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
     model = build(settings, way, max(data["train"].labels) + 1, seed=0)
@@ -233,8 +262,11 @@ def measure(settings: Settings, results: Results) -> None:
     ways = [way for way in settings.ways if way != "linear with adapter" or settings.adapter is not None]
     for folder in map(Path, settings.data):
         data, classes = read(folder, tokenizer, settings.n)
-        if "accuracy" in settings.tasks:
-            for way in tqdm(ways, desc=folder.name):
+        for way in tqdm(ways, desc=folder.name):
+            key = {"measured": "frozen", "data": folder.name, "way": way}
+            if "frozen" in settings.tasks and results.find(**key) is None:
+                results.add(**key, **described(data, classes), **frozen(settings, way, data, classes))
+            if "accuracy" in settings.tasks:
                 add_accuracy(settings, results, folder.name, way, data, classes)
         key = {"measured": "cost", "data": folder.name}
         missing = [way for way in ways if "cost" in settings.tasks and results.find(**key, way=way) is None]
@@ -247,10 +279,14 @@ def measure(settings: Settings, results: Results) -> None:
             results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
+def described(data: Data, classes: int) -> Record:
+    """The number of classes and of texts of each part, and the median tokens of a training text."""
+    sizes = {part: len(texts.labels) for part, texts in data.items()}
+    return {"classes": classes, **sizes, "tokens": int(np.median([len(tokens) for tokens in data["train"].tokens]))}
+
+
 def add_accuracy(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
     """Add a record for each learning rate with the first seed, and for the best of them with each other one."""
-    described: Record = {"classes": classes, **{part: len(texts.labels) for part, texts in data.items()}}
-    described["tokens"] = int(np.median([len(tokens) for tokens in data["train"].tokens]))
     first, *others = settings.seeds
     validated: dict[float, float] = {}
     for rate, seed in [*((rate, first) for rate in settings.rates), *((None, seed) for seed in others)]:
@@ -258,23 +294,38 @@ def add_accuracy(settings: Settings, results: Results, name: str, way: Way, data
         key = {"measured": "accuracy", "data": name, "way": way, "rate": rate, "seed": seed}
         record = results.find(**key)
         if record is None:
-            record = results.add(**key, **described, **train(settings, way, data, classes, rate, seed))
+            trained = train(settings, way, data, classes, rate, seed)
+            record = results.add(**key, **described(data, classes), **trained)
         if seed == first:
             validated[rate] = record["validation_accuracy"]
 
 
-def chosen(content: Record) -> Iterator[tuple[str, list[tuple[str, pandas.DataFrame, Record]]]]:
-    """For each data set, of each way: accuracies at the rate that the first seed's validation chose, and its cost."""
-    frame = pandas.DataFrame(record for record in content["records"] if record["measured"] == "accuracy")
-    costs = {(each["data"], each["way"]): each for each in content["records"] if each["measured"] == "cost"}
-    for data, part in () if frame.empty else frame.groupby("data", sort=False):
+class Measured(NamedTuple):
+    """What was measured of one way."""
+
+    way: str
+    frozen: Record | None
+    runs: pandas.DataFrame  # trainings at the rate that the first seed's validation chose
+    cost: Record
+    training_s: float
+
+
+def chosen(content: Record) -> Iterator[tuple[str, Record, list[Measured]]]:
+    """Each data set, a record that describes it, and what was measured of each way."""
+    seed, records = content["settings"]["seeds"][0], pandas.DataFrame(content["records"])
+    for data, of_data in records.groupby("data", sort=False):
         ways = []
-        for way, runs in part.groupby("way", sort=False):
-            first = runs[runs["seed"] == content["settings"]["seeds"][0]].sort_values("rate")
-            runs = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
-            cost, updates = costs.get((data, way), NOT_MEASURED), int(runs["updates"].iloc[0])
-            ways.append((way, runs, {**cost, "training_s": updates * cost["train"]["median_s"]}))
-        yield str(data), ways
+        for way, of_way in of_data.groupby("way", sort=False):
+            found = {kind: of.dropna(axis=1) for kind, of in of_way.groupby("measured")}
+            runs = found.get("accuracy", pandas.DataFrame({"test_accuracy": [], "rate": []}))
+            if len(runs):
+                first = runs[runs["seed"] == seed].sort_values("rate")
+                runs = runs[runs["rate"] == first.loc[first["validation_accuracy"].idxmax(), "rate"]]
+            cost, frozen = (found[kind].iloc[0].to_dict() if kind in found else None for kind in ("cost", "frozen"))
+            cost = cost or NOT_MEASURED
+            training = runs["updates"].iloc[0] * cost["train"]["median_s"] if len(runs) else math.nan
+            ways.append(Measured(str(way), frozen, runs, cost, training))
+        yield str(data), of_data.dropna(subset="classes").iloc[0].to_dict(), ways
 
 
 def table(content: Record) -> str:
@@ -283,44 +334,59 @@ def table(content: Record) -> str:
     full = ", ".join(map(str, settings["full_layers"]))
     epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
     parts = [
-        f"""# Fine-tuning on long texts
+        f"""# Classes of long texts
 
-{epochs.capitalize()} of batches of {settings["batch_size"]} texts of up to {settings["n"]:,} tokens. Accuracy on test
-texts: mean and standard deviation of {len(settings["seeds"])} seeds, at the learning rate of {settings["rates"]} that
-was best on validation texts. Training: the median time of an update with the batch of median size, times the updates.
-One text: the longest test text. Memory: peak of an update beyond weights and gradients.
+Texts of up to {settings["n"]:,} tokens. Accuracy on test texts. Frozen: a logistic regression on the means of the
+encoder as it is, and the difference from the first row with its standard error, by text. Trained: {epochs} of batches
+of {settings["batch_size"]} texts, mean and standard deviation of {len(settings["seeds"])} seeds, at the learning rate
+of {settings["rates"]} that was best on validation texts. Training: the median time of an update with the batch of
+median size, times the updates. One text: the longest test text. Memory: peak of an update beyond weights and gradients.
 Full layers: {full}, from 0."""
     ]
-    for data, ways in chosen(content):
-        row = ways[0][1].iloc[0]
-        rows = [
-            {
-                "way": NAMES.get(way, way),
-                "accuracy, %": mean_and_deviation([100 * x for x in runs["test_accuracy"]], 1),
-                "learning rate": f"{runs['rate'].iloc[0]:g}",
-                "training, s": f"{cost['training_s']:,.0f}",
-                "one text, ms": f"{1e3 * cost['forward']['median_s']:,.0f}",
-                "memory, MiB": f"{cost['peak_bytes'] / 2**20:,.0f}",
-            }
-            for way, runs, cost in ways
-        ]
-        counts = f"{row['train']:,} training, {row['validation']:,} validation and {row['test']:,} test texts"
-        described = f"{row['classes']} classes; {counts}; a training text has {row['tokens']:,} tokens (median)."
-        parts.append(f"## {data}\n\n{described}\n\n{markdown(rows)}")
+    for data, row, ways in chosen(content):
+        counts = f"{row['train']:,.0f} training, {row['validation']:,.0f} validation and {row['test']:,.0f} test texts"
+        of = f"{row['classes']:.0f} classes; {counts}; a training text has {row['tokens']:,.0f} tokens (median)."
+        rows = [{"way": NAMES.get(each.way, each.way)} | cells(each, ways[0]) for each in ways]
+        frame = pandas.DataFrame(rows).dropna(axis=1, how="all")
+        parts.append(f"## {data}\n\n{of}\n\n{markdown(frame)}")
     return "\n\n".join(parts)
 
 
+def cells(measured: Measured, first: Measured) -> Record:
+    """A row of the table; None for what is not measured."""
+    row: Record = {}
+    if measured.frozen is not None and first.frozen is not None:
+        row["frozen, %"] = f"{100 * measured.frozen['test_accuracy']:.1f}"
+        more = 100 * np.subtract(measured.frozen["right"], first.frozen["right"])
+        row["more, %"] = f"{more.mean():+.1f} ± {more.std() / math.sqrt(len(more)):.1f}" if measured != first else ""
+    if len(measured.runs):
+        row["trained, %"] = mean_and_deviation([100 * x for x in measured.runs["test_accuracy"]], 1)
+        row["learning rate"] = f"{measured.runs['rate'].iloc[0]:g}"
+        row["training, s"] = f"{measured.training_s:,.0f}"
+    if measured.cost is not NOT_MEASURED:
+        row["one text, ms"] = f"{1e3 * measured.cost['forward']['median_s']:,.0f}"
+        row["memory, MiB"] = f"{measured.cost['peak_bytes'] / 2**20:,.0f}"
+    return row
+
+
 def draw(content: Record) -> Figure | None:
-    """Mean accuracy of each way beside its seconds of training, with its deviation; a panel for each data set."""
-    groups = list(chosen(content))
+    """Accuracy of each way beside its time, a panel for each data set: trained, if it was, else frozen."""
+    groups = [(data, [each for each in ways if each.cost is not NOT_MEASURED]) for data, _, ways in chosen(content)]
+    groups = [(data, ways) for data, ways in groups if ways]
     if not groups:
         return None
     figure, panels = new_panels(len(groups), (5.0, 3.8))
     for axes, (data, ways) in zip(panels, groups, strict=True):
-        for marker, (way, runs, cost) in zip("osD^vP", ways, strict=False):
-            mean, deviation = 100 * runs["test_accuracy"].mean(), 100 * runs["test_accuracy"].std()
-            axes.errorbar(cost["training_s"], mean, deviation, fmt=marker, capsize=3, label=NAMES.get(way, way))
-        axes.set(title=data, xlabel="training, s", ylabel="accuracy on test texts, %")
+        is_trained = all(len(each.runs) for each in ways)
+        for marker, each in zip("osD^vP", ways, strict=False):
+            of_frozen = pandas.Series([] if each.frozen is None else each.frozen["right"])
+            accuracies = each.runs["test_accuracy"] if is_trained else of_frozen
+            deviation = accuracies.std() / (1 if is_trained else math.sqrt(len(accuracies)))
+            seconds = each.training_s if is_trained else each.cost["forward"]["median_s"]
+            label = NAMES.get(each.way, each.way)
+            axes.errorbar(seconds, 100 * accuracies.mean(), 100 * deviation, fmt=marker, capsize=3, label=label)
+        axes.set(title=data, xlabel="training (s)" if is_trained else "one text of n tokens (s)")
+        axes.set_ylabel("accuracy on test texts, %")
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

@@ -421,7 +421,9 @@ def _study_table(study: Study, records: list[Record]) -> Iterator[str]:
             "updates": ", ".join(map(str, sorted({record["updates"] for record in of}))),
             "loss": "diverged" if None in losses else mean_and_deviation(losses, 3),
             "by seed": ", ".join(f"{record['seed']}: {_loss(record)}" for record in of),
-            f"minus {baseline}": mean_and_deviation(differences, 3, sign="+") if label != baseline else "",
+            f"minus {baseline}": mean_and_deviation(differences, 3, sign="+")
+            if label != baseline and differences
+            else "",
         }
         if study.minutes is not None:
             row["an update, ms"] = f"{1e3 * of[0]['seconds_per_update']:.1f}"

@@ -32,6 +32,8 @@ def test_results_and_their_table(tmp_path, monkeypatch):
         assert (other["seed"], other["rate"]) == (6, best["rate"])
         assert {first["updates"], other["updates"]} == {3}
         (cost,) = (record for record in records if record["way"] == way and record["measured"] == "cost")
+        (frozen,) = (record for record in records if record["way"] == way and record["measured"] == "frozen")
+        assert len(frozen["right"]) == 8 and sum(frozen["right"]) / 8 == frozen["test_accuracy"]
         assert cost["forward"]["median_s"] > 0 and cost["train"]["median_s"] > 0 and cost["peak_bytes"] >= 0
     table = (tmp_path / "out" / "finetuning.md").read_text()
     assert all(f"| {script.NAMES.get(way, way)} | " in table for way in ways)
@@ -49,6 +51,7 @@ def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
         hidden = torch.cat([encoder(input_ids=torch.tensor([piece])).last_hidden_state[0] for piece in pieces])
         expected = classifier.classifier(hidden.mean(dim=0))
         logits = classifier([text, [0, 7, 2]])
+        torch.testing.assert_close(classifier.means([text])[0], hidden.mean(dim=0), rtol=0, atol=1e-5)
     torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-5)
 
 
