@@ -51,6 +51,7 @@ TOPICS = {
         "LinformerEncoder",
         "LinformerModel",
         "LinformerForMaskedLM",
+        "LinformerForCausalLM",
         "LinformerForSequenceClassification",
         "LinformerForTokenClassification",
         "LinformerForQuestionAnswering",

@@ -13,7 +13,6 @@ from linformer_cli.settings import ModelSettings
 from linformer_kit import InputError, LinformerConfig, LinformerModel
 from linformer_kit.models.configuration import warn_of_unknown
 
-
 CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 4}  # 512 tokens in 128 windows
 
 

@@ -29,6 +29,8 @@ class LayerCache:
     ) -> Slots:
         """The slots of a layer's attention for these tokens; what the next ones need is kept."""
         past = self.slots
+        expected = "those of all layers (activation checkpointing keeps none)"
+        check_input(run.before is None or past is not None, "past_key_values", expected, None)
         slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
         self.slots = keep(attention, slots, run)
         return slots

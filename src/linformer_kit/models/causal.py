@@ -30,7 +30,7 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
     def forward(  # type: ignore[override]  # no `predicted_positions`: almost all tokens have labels
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch past_and_seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,

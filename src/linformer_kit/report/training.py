@@ -26,7 +26,9 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     corpus, unigram, loss = results["corpus"], results["unigram_entropy"], results["validation_loss"]
     curve = [(update, math.exp(min(loss, _HIGHEST_DRAWN))) for update, loss in results["curve"]]
     level = [(update, math.exp(unigram)) for update in (curve[0][0], curve[-1][0])]
-    name = _ATTENTION[results["model"]["attention"]]
+    attention = results["model"]["attention"]
+    by_layer = attention if isinstance(attention, list) else [attention]
+    name = " and ".join(_ATTENTION[kind] for kind in dict.fromkeys(by_layer))
     tokens = "tokens" if results["model"]["causal"] else "masked tokens"
     panels = {f"validation perplexity ({tokens})": {name: curve, f"unigram ({level[0][1]:,.0f})": level}}
     draw_curves(panels, folder / "perplexity.png", logarithmic=True)

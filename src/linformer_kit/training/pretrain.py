@@ -59,7 +59,8 @@ def main(settings: PretrainSettings) -> None:
     text = f"def __init__({mask}, name):" if of_python else f"A text with a {mask}"
     how = f"linformer fill-mask {folder} '{text}'"
     if results["model"]["causal"]:
-        how = f"import linformer_kit, transformers\n  transformers.pipeline('text-generation', '{folder}')('The')"
+        how = f"transformers.pipeline('text-generation', '{folder}')('The', max_new_tokens=20)"
+        how = f'python -c "import linformer_kit, transformers; print({how})"'
     print_results(folder, f"Saved in {folder}. Try it:\n  {how}")
 
 

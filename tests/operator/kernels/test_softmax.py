@@ -86,6 +86,20 @@ def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, ma
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("queries", [LENGTH, 11, 1])
+def test_queries_of_causal_full_attention_are_those_of_the_last_tokens(monkeypatch, queries, need_weights):
+    monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
+    key, value, query = torch.randn(3, BATCH, HEADS, LENGTH, DIM, dtype=torch.float64)
+    query = query[:, :, :queries]
+    slots = Slots(key, value, is_causal=True)
+    out = attend_slots(query, slots, choose(query), need_weights=need_weights)[0]
+    for row in range(queries):
+        end = LENGTH - queries + row + 1
+        weights = (query[:, :, row, None] @ key[:, :, :end].mT * DIM**-0.5).softmax(dim=-1)
+        torch.testing.assert_close(out[:, :, row, None], weights @ value[:, :, :end], rtol=1e-10, atol=1e-10)
+
+
 def test_gradients_by_numerical_differentiation(parts):
     given = [tensor.detach()[:2, :, :7].requires_grad_() for tensor in tensors()]
     edges = torch.tensor([[0, 1, 1, 3, 6, 7, 7, 7], [0, 1, 2, 4, 4, 4, 4, 4]])

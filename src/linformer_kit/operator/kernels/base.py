@@ -80,8 +80,7 @@ class Kernels:
             value: Values of the slots.
             mask: True where a slot may be attended to; at least one slot in each sequence.
             neighbours: Keys and values of the tokens that queries see besides.
-            is_causal: Without mask and neighbours: whether queries, which are those of the last slots, see no slot after
-                their own.
+            is_causal: Without mask and neighbours: whether queries, those of the last slots, see no later slots.
             dropout: Dropout on the weights.
         """
         if neighbours is None:

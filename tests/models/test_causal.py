@@ -1,0 +1,314 @@
+"""Causal language models: loss, what is kept of a text that goes on, and `generate`; float64 where results are equal."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache, pipeline
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from linformer_kit import (
+    InputError,
+    LinformerConfig,
+    LinformerForCausalLM,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+)
+from linformer_kit.models.cache import LinformerCache
+from tests.conftest import randomise, slow_but, tokens, values_of, write_model
+
+CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 6}  # 37 tokens in 7 windows of 5 and 6
+BY_HEAD = {"projected_dim": [[7, 11, 8], [13, 7, 37]]}
+KINDS = {
+    "mean": {},
+    "wide": {"sliding_window": 50, "bias_order": "after_projection", "norm_first": True},
+    "narrow": {"projected_dim": 37, "sliding_window": 1},
+    "max": {"projection": "max_pool", "global_tokens": 1, "local_convolution": 5},
+    "conv": {"projection": "conv", "global_tokens": 5, "sliding_window": 7},
+    "conv_of_heads": {"projection": "conv", "sharing": "none", "norm_first": True},
+    "conv_of_layers": {"projection": "conv", "sharing": "layerwise", "local_convolution": 3},
+    "by_head": BY_HEAD,
+    "max_by_head": {**BY_HEAD, "projection": "max_pool", "global_tokens": 3},
+    "full": {"attention": "full", "local_convolution": 3},
+    "mixed": {"attention": ["full", "linformer"], "global_tokens": 2, "norm_first": True},
+}
+PARTS = ([7, 1, 1, 13, 2, 1, 12], [3, 34], [36, 1], [1] * 37)  # lengths
+GENERATED = ("max", "conv", "max_by_head", "mixed")
+HOW = (
+    {"do_sample": False},
+    {"do_sample": True, "top_k": 20},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"num_beams": 3, "do_sample": True},
+    {"do_sample": False, "prefill_chunk_size": 4},
+)
+
+
+@pytest.fixture
+def model(config):
+    """A factory of models in float64."""
+    return lambda kind: randomise(LinformerForCausalLM(config(**CAUSAL | KINDS[kind]))).double().eval()
+
+
+def left_padded() -> tuple[Tensor, Tensor]:
+    """Prompts of 9, 8 and 5 tokens, and their mask."""
+    ids, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.long)
+    for text, padding in enumerate((0, 1, 4)):
+        ids[text, :padding], mask[text, :padding] = 1, 0
+    return ids, mask
+
+
+def kept(cache: LinformerCache) -> list[Tensor]:
+    """All tensors in a cache."""
+    found: list[Tensor] = []
+    copy.deepcopy(cache)._change(lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", slow_but(values_of(KINDS, PARTS), map(list, itertools.product(KINDS, PARTS))))
+def test_a_text_in_parts_has_the_logits_of_the_whole(model, case):
+    """With padding on the left, anywhere, and on the right, in each part."""
+    kind, sizes = case
+    causal, ids, mask = model(kind), tokens(3, 37), torch.ones(3, 37, dtype=torch.long)
+    mask[0, :5], mask[1] = 0, torch.rand(37) < 0.7
+    mask[2, 33:] = 0
+    expected, past, parts, end = causal(ids, mask).logits, None, [], 0
+    for size in sizes:
+        start, end = end, end + size
+        out = causal(ids[:, start:end], mask[:, :end], past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        parts.append(out.logits)
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(parts, dim=1)[real], expected[real], rtol=0, atol=1e-10)
+    assert past.get_seq_length() == 37 and torch.equal(past.lengths, mask.sum(dim=1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["max", "by_head", "full"])
+def test_what_is_kept_does_not_grow(model, kind):
+    """Except in full attention: no tensor is a part of a larger one, such as the keys of a whole prompt."""
+    causal, sizes, ids = model(kind), [], tokens(2, 37)
+    out = causal(ids[:, :30], use_cache=True)
+    for end in range(31, 38):
+        tensors = kept(out.past_key_values)
+        sizes.append(sum(tensor.numel() for tensor in tensors))
+        stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        assert sum(stored.values()) <= sum(tensor.nbytes for tensor in tensors)
+        out = causal(ids[:, end - 1 : end], past_key_values=out.past_key_values)
+    grown = 2 * 2 * 2 * 33 if kind == "full" else 0  # keys and values of two layers and texts
+    assert {after - before for before, after in itertools.pairwise(sizes)} == {grown}
+
+
+@torch.no_grad()
+def test_parts_run_in_blocks_of_tokens_too(model, small_blocks):
+    for kind in ("conv", "mixed"):
+        causal, ids = model(kind), tokens(3, 37)
+        out = causal(ids[:, :20], use_cache=True)
+        parts = [out.logits, causal(ids[:, 20:], past_key_values=out.past_key_values).logits]
+        torch.testing.assert_close(torch.cat(parts, dim=1), causal(ids).logits, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["max", "by_head", "full"])
+def test_attention_of_a_next_token_is_the_last_row_of_that_of_the_text(model, kind):
+    causal, ids = model(kind), tokens(2, 31)
+    out = causal(ids[:, :30], use_cache=True)
+    step = causal(ids[:, 30:], past_key_values=out.past_key_values, output_attentions=True, output_hidden_states=True)
+    whole = causal(ids, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(step.hidden_states, tuple(each[:, 30:] for each in whole.hidden_states))
+    for row, rows in zip(step.attentions, whole.attentions, strict=True):
+        missing, window = row.shape[-1] - rows.shape[-1], 31 if kind == "full" else 6  # slots of a text of 37 tokens
+        parts = rows[:, :, 30:].split([rows.shape[-1] - window, window], dim=-1)
+        torch.testing.assert_close(row, torch.cat([F.pad(parts[0], (0, missing)), parts[1]], dim=-1))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("case", slow_but(values_of(GENERATED, HOW), map(list, itertools.product(GENERATED, HOW))))
+def test_generation_is_that_without_a_cache(model, case):
+    kind, how = case
+    causal, (ids, mask), found = model(kind), left_padded(), []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        options = {**how, "prefill_chunk_size": how.get("prefill_chunk_size") if use_cache else None}
+        found.append(causal.generate(ids, attention_mask=mask, use_cache=use_cache, max_new_tokens=17, **options))
+    assert torch.equal(*found) and found[0].shape[1] > 15
+    if not how.get("do_sample"):  # of each text as of it alone, up to its end
+        alone = causal.generate(ids[2:, 4:], max_new_tokens=17, **how)[0]
+        assert torch.equal(found[0][len(found[0]) * 2 // 3][4:][: len(alone)], alone)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", GENERATED[1::2])
+def test_prompts_may_have_one_token_or_as_many_as_the_longest_text(model, kind):
+    """The last token of a text has no position: it is never an input."""
+    causal, ids = model(kind), tokens(1, 37)
+    for length in (1, 37):
+        found = [
+            causal.generate(ids[:, :length], max_new_tokens=38 - length, use_cache=use_cache, eos_token_id=None)
+            for use_cache in (True, False)
+        ]
+        assert torch.equal(*found) and found[0].shape == (1, 38)
+        embeds = causal.get_input_embeddings()(ids[:, :length]).detach()
+        of_embeds = causal.generate(inputs_embeds=embeds, max_new_tokens=38 - length, eos_token_id=None)
+        assert torch.equal(of_embeds, found[0][:, length:])
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", GENERATED[::2])
+def test_a_later_call_goes_on(model, kind):
+    """With all tokens or the new ones, of which there are several, and an error before it is too long."""
+    causal, (ids, mask) = model(kind), left_padded()
+    how = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    first = causal.generate(ids, attention_mask=mask, max_new_tokens=5, **how)
+    past, longer = first.past_key_values, torch.cat([first.sequences, tokens(3, 4)], dim=1)
+    assert past.get_seq_length() == 13
+    mask = torch.cat([mask, mask.new_ones(3, 9)], dim=1)
+    expected = causal.generate(longer, attention_mask=mask, max_new_tokens=20, use_cache=False, **how).sequences
+    for start in (0, 13):
+        how |= {"attention_mask": mask, "past_key_values": copy.deepcopy(past)}
+        with pytest.raises(InputError, match=r"^max_new_tokens, max_length: expected at most 38 tokens .* got 39$"):
+            causal.generate(longer[:, start:], max_new_tokens=21, **how)
+        assert torch.equal(causal.generate(longer[:, start:], max_new_tokens=20, **how).sequences, expected[:, start:])
+
+
+@torch.no_grad()
+def test_texts_of_a_cache_are_chosen_and_repeated(model):
+    causal, (ids, mask), word = model("mixed"), left_padded(), tokens(6, 1)
+    expected = causal(
+        torch.cat([ids.repeat_interleave(2, dim=0), word], dim=1), F.pad(mask.repeat_interleave(2, 0), (0, 1), value=1)
+    )
+    past = causal(ids, mask, use_cache=True).past_key_values
+    past.batch_repeat_interleave(2)
+    past.reorder_cache(torch.arange(5, -1, -1))
+    past.batch_select_indices(torch.tensor([5, 4, 3, 2, 1, 0]))
+    torch.testing.assert_close(causal(word, past_key_values=past).logits, expected.logits[:, -1:])
+    past.reset()
+    again = causal(ids, mask, past_key_values=past).logits
+    assert torch.equal(again[mask > 0], causal(ids, mask).logits[mask > 0])
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"max_new_tokens": 30}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
+        ({"max_length": 39}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
+        (
+            {"cache_implementation": "static"},
+            "cache_implementation: expected None, as the cache has a constant size, got",
+        ),
+        (
+            {"cache_implementation": "paged"},
+            "cache_implementation: expected None, as the cache has a constant size, got",
+        ),
+        ({"past_key_values": DynamicCache()}, "past_key_values: expected None, or what an earlier call returned, got"),
+        ({"is_assistant": True}, "assistant_model: expected a model that can take tokens back, got"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted generation is not supported with stateful models"),
+    ],
+)
+def test_what_generate_cannot_do_is_one_line(model, how, message):
+    causal, (ids, mask) = model("mean"), left_padded()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}[^\n]*$"):
+        causal.generate(ids, attention_mask=mask, **how)
+
+
+@torch.no_grad()
+def test_what_does_not_fit_a_cache_is_rejected_and_changes_nothing(model, config):
+    causal, (ids, mask) = model("mean"), left_padded()
+    past = causal(ids, mask, use_cache=True).past_key_values
+    calls = {
+        "past_key_values: expected those of 2 texts, got 3": (ids[:2, :1], None),
+        "attention_mask: expected [3, 10], with past tokens, got [3, 9]": (ids[:, :1], mask),
+        "attention_mask: expected that of past_key_values for": (ids[:, :1], torch.ones(3, 10)),
+        "sequence length: expected at most max_position_embeddings 37, got 38": (tokens(3, 29), None),
+    }
+    before = kept(past)
+    for message, (new, new_mask) in calls.items():
+        with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+            causal(new, new_mask, past_key_values=past)
+    assert all(map(torch.equal, kept(past), before))
+    bidirectional = LinformerForMaskedLM(config())
+    with pytest.raises(InputError, match=r"^use_cache, past_key_values: expected none without causal"):
+        bidirectional(ids, use_cache=True)
+
+
+@torch.no_grad()
+def test_texts_go_on_with_the_same_projection_only(model):
+    causal, ids = model("wide"), tokens(2, 9)
+    past, attention = causal(ids, use_cache=True).past_key_values, causal.linformer.encoder.layers[0].self_attn
+    causal.set_projected_dim(5)
+    with pytest.raises(InputError, match=r"^projected_dim: expected as before, to continue texts, got 5$"):
+        causal(ids[:, :1], past_key_values=past)
+    causal.set_projected_dim()
+    attention.projection = nn.Sequential(attention.projection)
+    with pytest.raises(InputError, match=r"^projection: expected no module around it to continue texts \(merge "):
+        causal(ids[:, :1], past_key_values=past)
+
+
+def test_the_loss_is_that_of_transformers(model):
+    causal, ids = model("mean").train(), tokens(3, 31)
+    labels = ids.masked_fill(torch.rand(3, 31) < 0.3, -100)
+    out = causal(ids, labels=labels)
+    torch.testing.assert_close(out.loss, ForCausalLMLoss(out.logits, labels, 101).to(out.loss.dtype))
+    count = (labels[:, 1:] != -100).sum()
+    torch.testing.assert_close(causal(ids, labels=labels, num_items_in_batch=2 * count).loss, out.loss / 2)
+    assert causal(ids, labels=torch.full_like(ids, -100)).loss == 0
+    out.loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in causal.parameters())
+
+
+@pytest.mark.parametrize("kind", ["max", "conv_of_layers", "full", "mixed"])
+def test_no_logits_depend_on_a_later_token(model, kind):
+    causal, embeds = model(kind), torch.randn(2, 37, 33, dtype=torch.float64, requires_grad=True)
+    logits = causal(inputs_embeds=embeds).logits
+    for position in (0, 5, 6, 20, 36):
+        (gradient,) = torch.autograd.grad(logits[:, position].cos().sum(), embeds, retain_graph=True)
+        assert not gradient[:, position + 1 :].any() and gradient[:, : position + 1].any(dim=-1).all()
+
+
+def test_logits_are_of_the_columns_that_are_kept(model):
+    causal, ids = model("mean"), tokens(2, 31)
+    logits = causal(ids).logits
+    torch.testing.assert_close(causal(ids, logits_to_keep=3).logits, logits[:, -3:])
+    torch.testing.assert_close(causal(ids, logits_to_keep=torch.tensor([4, 29])).logits, logits[:, [4, 29]])
+
+
+def test_activation_checkpointing_keeps_nothing(model):
+    """As in transformers, with a warning; the text cannot be continued then."""
+    causal, ids = model("mean").train(), tokens(2, 31)
+    causal.activation_checkpointing_enable()
+    past = causal(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"^past_key_values: expected those of all layers \(activation "):
+        causal.eval()(ids[:, :1], past_key_values=past)
+
+
+def test_only_causal_layers_predict_next_tokens(config):
+    for head, causal in (
+        (LinformerForCausalLM, False),
+        (LinformerForMaskedLM, True),
+        (LinformerForSequenceClassification, True),
+    ):
+        message = f"causal: expected {not causal} for {head.__name__}, got {causal}"
+        with pytest.raises(InputError, match=f"^{message}$"):
+            head(config(**CAUSAL | {"causal": causal}))
+
+
+def test_a_saved_model_generates_in_a_pipeline(config, tmp_path):
+    """A batch with padding as each text alone."""
+    write_model(tmp_path, "number was good bad 0 1 2")
+    (tmp_path / "README.md").unlink()
+    model = LinformerForCausalLM(LinformerConfig.from_pretrained(tmp_path, **CAUSAL))
+    randomise(model).save_pretrained(tmp_path)
+    assert "AutoModelForCausalLM" in (tmp_path / "README.md").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is LinformerForCausalLM and all(map(torch.equal, loaded.parameters(), model.parameters()))
+    run = pipeline("text-generation", str(tmp_path), max_new_tokens=7, do_sample=False)
+    texts = ["number", "number was good 0 1"]
+    assert run(texts, batch_size=2) == [run(text) for text in texts]
+    with pytest.raises(InputError, match=r"^causal: expected False for LinformerForMaskedLM, got True$"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
