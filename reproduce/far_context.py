@@ -142,11 +142,14 @@ the distance to another occurrence of the word; means over seeds with the sample
 def draw(content: Record) -> Figure:
     """What the whole sequence gains by distance, a line for each model and n; shaded: the range of the seeds."""
     figure, axes = new_figure((7.5, 4.5))
-    for model, n, found in losses(content):
-        gains = {place: found[name]["gain"] for place, name in enumerate(NAMES) if name in found}
+    encoders = list(losses(content))
+    names = [name for name in NAMES if any(name in found for *_, found in encoders)]
+    for model, n, found in encoders:
+        gains = {place: found[name]["gain"] for place, name in enumerate(names) if name in found}
         axes.plot(gains.keys(), [*map(np.mean, gains.values())], "o-", markersize=4, label=f"{model}, n {n}")
         axes.fill_between([*gains], [*map(min, gains.values())], [*map(max, gains.values())], alpha=0.15)
-    axes.set_xticks(range(len(NAMES)), NAMES)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="tokens to another occurrence of the word, up to", ylabel="gain by the whole sequence (nats)")
     axes.legend(fontsize=8)
     show_grid(axes)
