@@ -12,6 +12,7 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
     equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
     equal-time-2048  3 minutes for each at n 2,048 (an hour)
     length-2048      40 minutes for each at n 2,048, also length-4096 (5 hours each)
+    causal-2048      causal models, 5 minutes for each at n 2,048, also causal-512 and causal-4096 (an hour each)
     slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
 Times are those of the source of the Python standard library.
@@ -35,13 +36,13 @@ from torch.utils.data import default_collate
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_cli.settings.declare import Count, File, Seed, Training, settings
-from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.packing import load_masked_text
 from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.loop import adamw
-from linformer_kit.training.pretrain import MaskedLanguageModel, pretrain
+from linformer_kit.training.pretrain import CausalLanguageModel, MaskedLanguageModel, pretrain
 from linformer_kit.training.process import keep_freed_memory
 from linformer_kit.training.task import to_device
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
@@ -90,6 +91,7 @@ class Variant(NamedTuple):
     changes: dict[str, Any]
     rates: tuple[float, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
+    updates_of: str | None = None  # trained for as many updates as this variant; None: as its own time allows
 
 
 class Study(NamedTuple):
@@ -132,6 +134,28 @@ def at_length(n: int) -> Study:
     }
     title = f"Equal time at length, n {n:,}, each with a convolution of 5"
     return Study(title, FIVE | {"projected_dim": 128} | base, variants, minutes=40, trial=5)
+
+
+def causal(n: int) -> Study:
+    """Equal time and equal updates of models that predict the next token; reproduce.causal has the cost."""
+    base: dict[str, Any] = {"causal": True, "max_position_embeddings": n, "per_device_train_batch_size": 4096 // n}
+    base |= {"validation_fraction": 0.01}
+    rates = (2e-3, 4e-3, 8e-3)
+
+    def windows(tokens: int, seen: int, projection: str = "mean_pool") -> dict[str, Any]:
+        slots = {"projection": projection, "projected_dim": n // tokens, "sharing": "none"}
+        return slots | {"sliding_window": seen, "global_tokens": 1, "shorter_input": "prefix"}
+
+    sixteen = windows(16, 64)
+    variants = {
+        "Transformer": Variant(FULL, rates),
+        "means of 16 tokens, w 64": Variant(sixteen, rates),
+        "means of 16 tokens, w 64, as many updates": Variant(sixteen, (4e-3,), updates_of="Transformer"),
+        "means of 32 tokens, w 32": Variant(windows(32, 32), (4e-3,), ()),
+        "means of 16 tokens, w 128": Variant(windows(16, 128), (4e-3,), ()),
+        "convolutions of 16 tokens, w 64": Variant(windows(16, 64, "conv"), (4e-3,), ()),
+    }
+    return Study(f"Causal, n {n:,}, each with a convolution of 5", FIVE | base, variants, minutes=5, trial=2)
 
 
 _MANY_RATES = (3e-3, 4e-3, 6e-3, 8e-3, 1.2e-2)
@@ -228,6 +252,7 @@ STUDIES = {
     ),
     "length-2048": at_length(2048),
     "length-4096": at_length(4096),
+    **{f"causal-{n}": causal(n) for n in (512, 2048, 4096)},
     "slots": Study(
         "Where 512 slots are worth most",
         SHIFTED | TENTH | {"num_hidden_layers": 4, "max_steps": 1500, "warmup_steps": 200, "eval_steps": 250},
@@ -307,7 +332,8 @@ def _train(
         return there
     values, timed = _values(settings, name, label, rate, seed), results.find(timed=name)
     if minutes is not None and timed is not None:
-        key["seconds_per_update"] = statistics.median(timed["seconds"][label])
+        timed_as = STUDIES[name].variants[label].updates_of or label
+        key["seconds_per_update"] = statistics.median(timed["seconds"][timed_as])
         values |= with_updates(values, max(1, round(60 * minutes / key["seconds_per_update"])))
     folder = f"{label}, {rate:g}, seed {seed}" + (", trial" if minutes != STUDIES[name].minutes else "")
     return results.add(**key, **trained(values, results.folder / "trainings" / name / folder.replace(" ", "_")))
@@ -349,10 +375,11 @@ def seconds_of_updates(variants: dict[str, dict[str, Any]]) -> dict[str, list[fl
 def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], object]:
     """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
     data = load_masked_text(settings)
-    model = LinformerForMaskedLM(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
-    task = MaskedLanguageModel(
-        model, data.tokenizer, train=data.train, validation=data.validation, collate=default_collate
-    )
+    model_class, task_class = LinformerForMaskedLM, MaskedLanguageModel
+    if settings.model.causal:
+        model_class, task_class = LinformerForCausalLM, CausalLanguageModel
+    model = model_class(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
+    task = task_class(model, data.tokenizer, train=data.train, validation=data.validation, collate=default_collate)
     optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)
     sequences = range(settings.per_device_train_batch_size)
 
