@@ -218,6 +218,7 @@ def test_what_generate_cannot_do_is_one_line(model, how, message):
         causal.generate(ids, attention_mask=mask, **how)
 
 
+@pytest.mark.unchecked
 @torch.no_grad()
 def test_what_does_not_fit_a_cache_is_rejected_and_changes_nothing(model, config):
     causal, (ids, mask) = model("mean"), left_padded()
@@ -225,6 +226,7 @@ def test_what_does_not_fit_a_cache_is_rejected_and_changes_nothing(model, config
     calls = {
         "past_key_values: expected those of 2 texts, got 3": (ids[:2, :1], None),
         "attention_mask: expected [3, 10], with past tokens, got [3, 9]": (ids[:, :1], mask),
+        "attention_mask: expected [3, 1], ": (ids[:, :1], [[1]] * 3),
         "attention_mask: expected that of past_key_values for": (ids[:, :1], torch.ones(3, 10)),
         "sequence length: expected at most max_position_embeddings 37, got 38": (tokens(3, 29), None),
     }
