@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
+from linformer_kit import LinformerAttention, LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
@@ -176,6 +176,16 @@ def test_causal_attention(device, projection, need_weights, dtype):
     sizes = () if projection is None else (67, 13)
     layer = LinformerAttention(96, 3, *sizes, projection=projection, sliding_window=6, causal=True)
     compare(randomise(layer, 0.2), step, device, dtype)
+
+
+@pytest.mark.parametrize("fields", [{"global_tokens": 2}, {"projection": "conv"}, {"attention": ["full", "linformer"]}])
+def test_generation_in_float64_is_that_without_a_cache(device, fields):
+    causal = {"causal": True, "projection": "mean_pool", "sliding_window": 6, "local_convolution": 3, **fields}
+    model = randomise(LinformerForCausalLM(LinformerConfig(**SIZES, **causal)), 0.3).double().eval().to(device)
+    ids, mask = (batch(device)[name][:2, :31] for name in ("input_ids", "attention_mask"))
+    options = {"attention_mask": mask, "max_new_tokens": 30, "num_beams": 2, "eos_token_id": None}
+    first, second = (model.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert torch.equal(first, second) and first.shape == (2, 61)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -39,7 +39,7 @@ KINDS = {
     "full": {"attention": "full", "local_convolution": 3},
     "mixed": {"attention": ["full", "linformer"], "global_tokens": 2, "local_convolution": 3, "norm_first": True},
 }
-PARTS = ([7, 1, 1, 13, 2, 1, 12], [3, 34], [36, 1], [1] * 37)  # lengths
+PARTS = ([7, 1, 1, 13, 2, 1, 12], [3, 34], [36, 1], [2, *[1] * 14, 21])  # lengths
 GENERATED = ("max", "conv", "max_by_head", "mixed")
 HOW = (
     {"do_sample": False},
@@ -106,6 +106,7 @@ def test_what_is_kept_does_not_grow(model, kind):
     assert {after - before for before, after in itertools.pairwise(sizes)} == {grown}
 
 
+@pytest.mark.e2e
 @torch.no_grad()
 def test_parts_run_in_blocks_of_tokens_too(model, small_blocks):
     for kind in ("conv", "mixed"):
@@ -181,9 +182,8 @@ def test_a_later_call_goes_on(model, kind):
 @torch.no_grad()
 def test_texts_of_a_cache_are_chosen_and_repeated(model):
     causal, (ids, mask), word = model("mixed"), left_padded(), tokens(6, 1)
-    expected = causal(
-        torch.cat([ids.repeat_interleave(2, dim=0), word], dim=1), F.pad(mask.repeat_interleave(2, 0), (0, 1), value=1)
-    )
+    twice, real = (each.repeat_interleave(2, dim=0) for each in (ids, mask))
+    expected = causal(torch.cat([twice, word], dim=1), F.pad(real, (0, 1), value=1))
     past = causal(ids, mask, use_cache=True).past_key_values
     past.batch_repeat_interleave(2)
     past.reorder_cache(torch.arange(5, -1, -1))
@@ -199,14 +199,8 @@ def test_texts_of_a_cache_are_chosen_and_repeated(model):
     [
         ({"max_new_tokens": 30}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
         ({"max_length": 39}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
-        (
-            {"cache_implementation": "static"},
-            "cache_implementation: expected None, as the cache has a constant size, got",
-        ),
-        (
-            {"cache_implementation": "paged"},
-            "cache_implementation: expected None, as the cache has a constant size, got",
-        ),
+        ({"cache_implementation": "static"}, "cache_implementation: expected None, as the cache has a constant size,"),
+        ({"cache_implementation": "paged"}, "cache_implementation: expected None, as the cache has a constant size,"),
         ({"past_key_values": DynamicCache()}, "past_key_values: expected None, or what an earlier call returned, got"),
         ({"is_assistant": True}, "assistant_model: expected a model that can take tokens back, got"),
         ({"prompt_lookup_num_tokens": 3}, "assisted generation is not supported with stateful models"),
@@ -291,16 +285,14 @@ def test_activation_checkpointing_keeps_nothing(model):
 
 
 def test_only_causal_layers_predict_next_tokens(config):
-    for head, causal in (
-        (LinformerForCausalLM, False),
-        (LinformerForMaskedLM, True),
-        (LinformerForSequenceClassification, True),
-    ):
+    heads = {LinformerForCausalLM: False, LinformerForMaskedLM: True, LinformerForSequenceClassification: True}
+    for head, causal in heads.items():
         message = f"causal: expected {not causal} for {head.__name__}, got {causal}"
         with pytest.raises(InputError, match=f"^{message}$"):
             head(config(**CAUSAL | {"causal": causal}))
 
 
+@pytest.mark.e2e
 def test_a_saved_model_generates_in_a_pipeline(config, tmp_path):
     """A batch with padding as each text alone."""
     write_model(tmp_path, "number was good bad 0 1 2")
