@@ -331,17 +331,21 @@ def chosen(content: Record) -> Iterator[tuple[str, Record, list[Measured]]]:
 def table(content: Record) -> str:
     """Accuracy, time and memory of each way, a table for each data set."""
     settings = content["settings"]
-    full = ", ".join(map(str, settings["full_layers"]))
     epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
+    said = {
+        "frozen": "Frozen: a logistic regression on the means of the encoder as it is, and the difference from the "
+        "first row with its standard error, by text.",
+        "accuracy": f"Trained: {epochs} of batches of {settings['batch_size']} texts; mean and standard deviation of "
+        f"{len(settings['seeds'])} seeds, at the learning rate of {settings['rates']} that validation texts chose.",
+        "cost": "Training: the median time of an update with the batch of median size, times the updates. One text: "
+        "the longest test text. Memory: peak of an update beyond weights and gradients.",
+    }
+    kinds = {record["measured"] for record in content["records"]}
+    full = ", ".join(map(str, settings["full_layers"]))
     parts = [
-        f"""# Classes of long texts
-
-Texts of up to {settings["n"]:,} tokens. Accuracy on test texts. Frozen: a logistic regression on the means of the
-encoder as it is, and the difference from the first row with its standard error, by text. Trained: {epochs} of batches
-of {settings["batch_size"]} texts, mean and standard deviation of {len(settings["seeds"])} seeds, at the learning rate
-of {settings["rates"]} that was best on validation texts. Training: the median time of an update with the batch of
-median size, times the updates. One text: the longest test text. Memory: peak of an update beyond weights and gradients.
-Full layers: {full}, from 0."""
+        "# Classes of long texts",
+        f"Accuracy on test texts, of which up to {settings['n']:,} tokens are read; full layers: {full}, from 0.",
+        *(text for kind, text in said.items() if kind in kinds),
     ]
     for data, row, ways in chosen(content):
         counts = f"{row['train']:,.0f} training, {row['validation']:,.0f} validation and {row['test']:,.0f} test texts"
