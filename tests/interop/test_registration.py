@@ -21,6 +21,6 @@ def test_the_tables_of_transformers_have_our_classes():
     assert MODEL_FOR_MASKED_LM_MAPPING[LinformerConfig] is LinformerForMaskedLM
     assert MODEL_FOR_CAUSAL_LM_MAPPING[LinformerConfig] is LinformerForCausalLM
     assert type(AutoModel.from_config(LinformerConfig(**SMALL))) is linformer_kit.LinformerModel
-    with pytest.raises(InputError, match="^causal: expected True for LinformerForCausalLM, got False$"):
+    with pytest.raises(InputError, match=r"^causal: expected True for LinformerForCausalLM, got False$"):
         AutoModelForCausalLM.from_config(LinformerConfig(**SMALL))
     assert AutoModelForMaskedLM._model_mapping is MODEL_FOR_MASKED_LM_MAPPING
