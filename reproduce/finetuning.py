@@ -362,7 +362,8 @@ def cells(measured: Measured, first: Measured) -> Record:
     if measured.frozen is not None and first.frozen is not None:
         row["frozen, %"] = f"{100 * measured.frozen['test_accuracy']:.1f}"
         more = 100 * np.subtract(measured.frozen["right"], first.frozen["right"])
-        row["more, %"] = f"{more.mean():+.1f} ± {more.std() / math.sqrt(len(more)):.1f}" if measured != first else ""
+        error = more.std() / math.sqrt(len(more))
+        row["more, %"] = "" if measured is first else f"{more.mean():+.1f} ± {error:.1f}"
     if len(measured.runs):
         row["trained, %"] = mean_and_deviation([100 * x for x in measured.runs["test_accuracy"]], 1)
         row["learning rate"] = f"{measured.runs['rate'].iloc[0]:g}"

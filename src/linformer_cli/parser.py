@@ -86,10 +86,6 @@ def parse_settings(
     text = "Print all settings as YAML for --config, and exit."
     general.add_argument("--print_config", action="store_true", help=text)
     parsed, unknown = parser.parse_known_intermixed_args(words)
-    surplus = unknown + [word for each in places if list in each.kinds for word in getattr(parsed, each.name, [])[1:]]
-    for flag, word in itertools.pairwise(words) if surplus and not surplus[0].startswith("-") else ():
-        if flag.endswith("=true") and word.isalnum() and not os.path.exists(word):
-            raise InputError(f"{flag[2:].partition('=')[0]}: expected true or false, got {word}")
     if unknown:
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})

@@ -21,6 +21,7 @@ from tests.documentation.tables import NOT_RUN, SCRIPT
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _SCRIPT = re.compile(r"(?:`|^    )(python -m reproduce\.(?!common|NAME)[^`\n]+)", re.MULTILINE)
+_REMARK = re.compile(r'  |,(?=[^"]*(?:"[^"]*"[^"]*)*$)')  # names in quotes may have commas
 _OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 # Of the parser, and of other programs that pages speak of.
 _OTHERS = {"help", "config", "recipe", "print_config"} | {"nproc_per_node", "max_restarts", "logdir"}
@@ -47,7 +48,7 @@ def test_commands_of_scripts_in_tables_and_in_scripts_are_whole():
     folder = Path(reproduce.__path__[0])
     pages = [*PAGES.values(), folder.parent / "benchmarks" / "README.md", *folder.glob("*.py")]
     texts = [re.sub(r"\\+\n *", "", path.read_text(encoding="utf-8")) for path in pages]  # commands on two lines
-    commands = [re.split("  |,", found)[0] for text in texts for found in _SCRIPT.findall(text)]
+    commands = [_REMARK.split(found)[0] for text in texts for found in _SCRIPT.findall(text)]
     assert len(commands) > 40
     for command in commands:
         _parse_script(command)

@@ -127,3 +127,16 @@ def test_vectors_of_another_dtype(config, model_class, given, weights):
 def test_an_encoder_names_its_only_input(config, given):
     with pytest.raises(InputError, match=r"^inputs_embeds: expected floating point \[batch, sequence, 33\], got "):
         LinformerEncoder(config())(given)
+
+
+@pytest.mark.parametrize("kind", [LinformerEncoder, LinformerModel, LinformerForMaskedLM])
+def test_vectors_reach_replicas_of_data_parallel(config, kind):
+    """They have the tensors as attributes, and no parameters."""
+    model, vectors = kind(config()).eval(), torch.randn(2, 9, config().hidden_size)
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, copy in copies.items():
+        for name, child in module.named_children():
+            setattr(copy, name, copies[child])
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(copy, name, parameter.clone())
+    torch.testing.assert_close(copies[model](inputs_embeds=vectors)[0], model(inputs_embeds=vectors)[0])

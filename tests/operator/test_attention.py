@@ -180,6 +180,9 @@ def test_calls_rejected(arguments, message):
             "projection_initializer: expected None without projection linear, got 'pooling'",
         ),
         ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
+        ({"causal": True, "projection": "dynamic"}, "or full attention, with causal, got 'dynamic'"),
+        ({"causal": True, "projection": SHARED, "max_seq_len": None}, "with causal, got 'linear'"),
+        *(({**CAUSAL, "causal": value}, f"causal: expected True or False, got {value!r}") for value in ("no", 1, None)),
         ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
         ({**CAUSAL, "sliding_window": 4}, "sliding_window: expected at least 5 with causal, as many tokens as a slot"),
         ({**CAUSAL, "projected_dim": [7, 6, 7]}, "sliding_window: expected at least 6 with causal"),
@@ -194,11 +197,15 @@ def test_constructions_rejected(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attn_mask": LATER.T}, "attn_mask: expected None, or a mask of [23, 23] that hides all later tokens and no"),
+        ({"attn_mask": LATER.T}, "attn_mask: expected None, or a bool or float mask of [23, 23] that hides all later"),
         ({"attn_mask": LATER & (LATER.cumsum(1) < 9)}, "hides all later tokens and no others, got another one"),
         ({"attn_mask": LATER * -1.0}, "hides all later tokens and no others, got another one"),
         ({"attn_mask": LATER_SCORES - 0.5}, "hides all later tokens and no others, got another one"),
-        ({"attn_mask": LATER[:22, :22]}, "hides all later tokens and no others, got [22, 22]"),
+        ({"attn_mask": LATER[:22, :22]}, "hides all later tokens and no others, got torch.bool [22, 22]"),
+        ({"attn_mask": LATER.long()}, "hides all later tokens and no others, got torch.int64 [23, 23]"),
+        ({"attn_mask": LATER * 1j}, "hides all later tokens and no others, got torch.complex64 [23, 23]"),
+        ({"attn_mask": LATER.tolist()}, "attn_mask: expected a tensor, got 'list'"),
+        ({"attn_mask": "causal"}, "attn_mask: expected a tensor, got 'str'"),
         ({"query": X[:, :19]}, "query, key: expected one length with causal, got (19, 23)"),
     ],
 )

@@ -143,5 +143,5 @@ def test_the_packages_of_the_requirements_are_enough_for_every_script():
     scripts = [path.stem for path in (root / "reproduce").glob("*.py") if "    run(Settings" in path.read_text()]
     result = subprocess.run([sys.executable, "-c", _HELP, *scripts], cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert [f"usage: python -m reproduce.{name} " in result.stdout for name in scripts] == [True] * 13
+    assert [f"usage: python -m reproduce.{name} " in result.stdout for name in scripts] == [True] * 14
     assert "\n        .\n" not in result.stdout, "each setting has a sentence"

@@ -39,6 +39,16 @@ def test_results_and_their_table(tmp_path, monkeypatch):
     assert all(f"| {script.NAMES.get(way, way)} | " in table for way in ways)
 
 
+def test_a_way_is_compared_with_the_first_whatever_is_equal():
+    frozen = {"test_accuracy": 0.5, "right": [1, 0]}
+    first, equal = (
+        script.Measured("way", frozen, pandas.DataFrame(columns=["seed", "rate"]), script.NOT_MEASURED, 0.0)
+        for _ in range(2)
+    )
+    assert script.cells(first, first)["more, %"] == ""
+    assert script.cells(equal, first)["more, %"] == "+0.0 ± 0.0"
+
+
 def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
     encoder = transformers.AutoModel.from_pretrained(write_encoder(tmp_path / "encoder")).eval()
     torch.manual_seed(0)

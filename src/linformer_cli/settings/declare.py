@@ -251,7 +251,8 @@ def as_text(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
-_REASON = re.compile(", (unable|got) .*")  # at the end of pydantic's messages, which say what a value should be
+# Around what a value should be in pydantic's messages.
+_REASON = re.compile("^Input should be |, (unable|got) .*")
 _TYPES = ("int", "float", "bool", "str", "list")
 
 
@@ -270,11 +271,11 @@ def _first(error: ValidationError, kind: type) -> str:
         known = [each.name for each in settings_of(kind)]
         return f"{name}: expected a setting, got an unknown one{suggestion(name, known)}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
-    expected = dict.fromkeys(_REASON.sub("", each["msg"].removeprefix("Input should be ")) for each in same)
+    expected = dict.fromkeys(_REASON.sub("", each["msg"]).replace("a valid boolean", "true or false") for each in same)
     got = "none" if first["input"] == "" else first["input"]
     if first["type"] in ("int_type", "float_type", "bool_type"):  # not converted, so "8" is shown as what it is
         got = repr(got)
-    return f"{name}: expected {' or '.join(expected)}".replace("a valid boolean", "true or false") + f", got {got}"
+    return f"{name}: expected {' or '.join(expected)}, got {got}"
 
 
 def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:

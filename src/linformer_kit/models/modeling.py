@@ -166,8 +166,9 @@ def checked_inputs(
     tokens: Any = inputs_embeds if input_ids is None else input_ids
     may_read = isinstance(tokens, Tensor) and values_are_cheap(tokens)
     if input_ids is None:
-        weights = next(filter(Tensor.is_floating_point, model.parameters()))
-        check_vectors("inputs_embeds", tokens, config.hidden_size, weights, added=model.has_positions)
+        added = model.has_positions
+        first = model.embeddings.word_embeddings if added else model.encoder.layers[0].self_attn_layer_norm
+        check_vectors("inputs_embeds", tokens, config.hidden_size, first.weight, added=added)
     else:
         check_ids("input_ids", tokens, None, config.vocab_size, may_read)
     shape, columns = tokens.shape[:2], tokens.shape[1]

@@ -26,7 +26,14 @@ from linformer_kit.operator.conditions import has_hooks
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import padding_after, zero_padding
-from linformer_kit.operator.projections import Compressed, FullAttention, SequenceProjection, SharedProjection, inside
+from linformer_kit.operator.projections import (
+    PROJECTIONS,
+    Compressed,
+    FullAttention,
+    SequenceProjection,
+    SharedProjection,
+    inside,
+)
 from linformer_kit.operator.slots import ForwardPass, Slots, attend_slots, merge_heads, split_heads
 
 
@@ -305,7 +312,8 @@ def check_causal(
     length of the text, and the tokens of a window that is not complete must be in the sliding window.
     """
     expected = "one with windows (such as mean_pool), or full attention, with causal"
-    check_input(projection.windowed, "projection", expected, projection.__name__)
+    name = next((name for name, kind in PROJECTIONS.items() if kind is projection), projection.__name__)
+    check_input(projection.windowed, "projection", expected, name)
     check_input(shorter_input == "prefix", "shorter_input", "prefix with causal", shorter_input)
     least = -(-seq_len // slots)
     expected = f"at least {least} with causal, as many tokens as a slot stands for"

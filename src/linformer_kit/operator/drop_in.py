@@ -109,7 +109,7 @@ class LinformerAttention(ProjectedAttention):
         causal: bool = False,
         batch_first: bool = True,
     ) -> None:
-        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
+        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens, causal)
         own = {"sharing": sharing, "shorter_input": shorter_input, "projection_initializer": projection_initializer}
         slots: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if isinstance(projection, str):
@@ -189,7 +189,7 @@ class LinformerAttention(ProjectedAttention):
                 "key_padding_mask, and to hide later tokens causal=True"
             )
         reject_old_exporter()
-        check_tensors(query=query, key=key, value=value, key_padding_mask=key_padding_mask)
+        check_tensors(query=query, key=key, value=value, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         is_single, is_transposed = query.dim() == 2, query.dim() == 3 and not self.batch_first
 
         def batch_first(sequence: Tensor) -> Tensor:
@@ -270,7 +270,13 @@ class LinformerAttention(ProjectedAttention):
 
 
 def _check_sizes(
-    embed_dim: int, num_heads: int, dropout: float, bias_order: str, sliding_window: int, global_tokens: int
+    embed_dim: int,
+    num_heads: int,
+    dropout: float,
+    bias_order: str,
+    sliding_window: int,
+    global_tokens: int,
+    causal: bool,
 ) -> None:
     is_width = is_integer(embed_dim) and embed_dim > 0
     check_input(is_width, "embed_dim", "a positive integer", embed_dim)
@@ -282,6 +288,7 @@ def _check_sizes(
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
         check_input(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
+    check_input(isinstance(causal, bool), "causal", "True or False", causal)
 
 
 def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
@@ -300,9 +307,11 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
 
 def _check_later_hidden(mask: Tensor, length: int) -> None:
     """Reject a mask over pairs of positions that hides other tokens than the later ones, or not all of these."""
-    expected = "attn_mask: expected None, or a mask of [{0}, {0}] that hides all later tokens and no others"
-    if mask.shape != (length, length):
-        raise InputError(f"{expected.format(length)}, got {list(mask.shape)}")
+    expected = (
+        "attn_mask: expected None, or a bool or float mask of [{0}, {0}] that hides all later tokens and no others"
+    )
+    if mask.shape != (length, length) or not (mask.is_floating_point() or mask.dtype == torch.bool):
+        raise InputError(f"{expected.format(length)}, got {described(mask)}")
     hidden = mask <= _HIDES if mask.is_floating_point() else mask
     later = torch.ones_like(mask, dtype=torch.bool).triu(1)
     require(((hidden == later) & ((mask != 0) == later)).all(), f"{expected.format(length)}, got another one")
