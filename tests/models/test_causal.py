@@ -212,6 +212,37 @@ def test_what_generate_cannot_do_is_one_line(model, how, message):
         causal.generate(ids, attention_mask=mask, **how)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mean", "full"])
+def test_a_step_that_is_interrupted_changes_nothing(model, kind):
+    """The same call later gives the same, though the first layers had run."""
+    causal, ids = model(kind), tokens(2, 13)
+    past = causal(ids[:, :9], use_cache=True).past_key_values
+    before, expected = kept(past), causal(ids[:, 9:], past_key_values=copy.deepcopy(past)).logits
+    last = causal.linformer.encoder.layers[-1].fc2
+    handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        causal(ids[:, 9:], past_key_values=past)
+    handle.remove()
+    assert all(map(torch.equal, kept(past), before)) and past.columns == 9
+    assert torch.equal(causal(ids[:, 9:], past_key_values=past).logits, expected)
+
+
+@torch.no_grad()
+def test_a_cache_of_another_model_is_rejected(model, config):
+    ids = tokens(2, 9)
+    past = model("mean")(ids, use_cache=True).past_key_values
+    wider = CAUSAL | KINDS["mean"]
+    wider |= {"sliding_window": wider["sliding_window"] + 1}
+    for other in (model("full"), LinformerForCausalLM(config(**wider)).double()):
+        with pytest.raises(
+            InputError, match=r"^past_key_values: expected those of this model, got 'those of another'$"
+        ):
+            other(ids[:, :1], past_key_values=copy.deepcopy(past))
+    with pytest.raises(InputError, match=r"^use_cache: expected True with past_key_values, got False$"):
+        model("mean").generate(ids, past_key_values=past, use_cache=False)
+
+
 @pytest.mark.unchecked
 @torch.no_grad()
 def test_what_does_not_fit_a_cache_is_rejected_and_changes_nothing(model, config):

@@ -23,6 +23,9 @@ class LayerCache:
 
     slots: Slots | None = None
     inputs: Float[Tensor, "batch before embed"] | None = None  # the last ones, for a local convolution
+    # The same after a pass that has not ended: one that is refused or interrupted changes nothing.
+    new_slots: Slots | None = None
+    new_inputs: Float[Tensor, "batch before embed"] | None = None
 
     def next_slots(
         self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
@@ -32,14 +35,14 @@ class LayerCache:
         expected = "those of all layers (activation checkpointing keeps none)"
         check_input(run.before is None or past is not None, "past_key_values", expected, None)
         slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
-        self.slots = keep(attention, slots, run)
+        self.new_slots = keep(attention, slots, run)
         return slots
 
     def inputs_before(self, inputs: Tensor, run: ForwardPass, count: int) -> Float[Tensor, "batch before embed"]:
         """The last inputs before these, whose padding is zero; the last of these are kept."""
         before = inputs.new_zeros(len(inputs), count, inputs.shape[2]) if self.inputs is None else self.inputs
         lengths = None if run.lengths is None else count + run.lengths
-        self.inputs = last_tokens(torch.cat([before, inputs], dim=1), lengths, count)
+        self.new_inputs = last_tokens(torch.cat([before, inputs], dim=1), lengths, count)
         return before
 
 
@@ -80,7 +83,9 @@ class LinformerCache(Cache):
         return new
 
     def count(self, tokens: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None) -> None:
-        """Count new tokens; `lengths` is their number without padding, None if there is none."""
+        """End a pass: keep what its layers have, and count its tokens; `lengths`: without padding, None: all."""
+        for layer in self.layers:
+            layer.slots, layer.inputs, layer.new_slots, layer.new_inputs = layer.new_slots, layer.new_inputs, None, None
         batch, columns = tokens.shape[:2]
         new = torch.full((batch,), columns, device=tokens.device) if lengths is None else lengths
         self.columns += columns

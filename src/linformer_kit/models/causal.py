@@ -84,5 +84,7 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
         limit = self.config.max_position_embeddings
         expected = f"at most {limit + 1} tokens with those of the prompt (max_position_embeddings {limit})"
         check_input(longest <= limit, "max_new_tokens, max_length", expected, longest + 1)
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+        past, uses = model_kwargs.get("past_key_values"), generation_config.use_cache is not False
+        check_input(past is None or uses, "use_cache", "True with past_key_values", generation_config.use_cache)
+        if uses and past is None:
             model_kwargs["past_key_values"] = LinformerCache()
