@@ -228,6 +228,19 @@ def test_a_step_that_is_interrupted_changes_nothing(model, kind):
     assert torch.equal(causal(ids[:, 9:], past_key_values=past).logits, expected)
 
 
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[1] * 9] * 2, "labels: expected a tensor, got 'list'"),
+        (torch.ones(9, dtype=torch.long), "labels: expected [2, 9], got [9]"),
+    ],
+)
+def test_labels_that_do_not_fit_are_rejected(model, labels, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        model("mean")(tokens(2, 9), labels=labels)
+
+
 @torch.no_grad()
 def test_a_cache_of_another_model_is_rejected(model, config):
     ids = tokens(2, 9)

@@ -18,6 +18,7 @@ from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.cache import LinformerCache
 from linformer_kit.models.heads import LinformerLanguageModel
+from linformer_kit.operator.conditions import check_tensors
 
 
 class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
@@ -49,11 +50,15 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             num_items_in_batch: Number of labels in all forward passes of one update.
             logits_to_keep: Compute logits of this number of last columns only, or of columns by index; 0: of all.
         """
+        check_tensors(labels=labels)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         cache = {"past_key_values": past_key_values, "use_cache": use_cache}
         encoded = self.linformer(*inputs, **cache, **outputs, return_dict=True)
+        hidden, loss = encoded.last_hidden_state, None
+        if labels is not None and labels.shape != hidden.shape[:2]:
+            raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss = self.lm_head(encoded.last_hidden_state[:, kept]), None
+        logits = self.lm_head(hidden[:, kept])
         if labels is not None:
             loss = self._loss(logits, F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL), num_items_in_batch)
         more = {name: value for name, value in encoded.items() if name != "last_hidden_state"}
