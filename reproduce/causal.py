@@ -25,6 +25,7 @@ from linformer_kit import LinformerConfig, LinformerForCausalLM
 from linformer_kit.analysis.measure import dtype_of, in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.environment import device_of
 from linformer_kit.models.cache import LinformerCache
+from linformer_kit.report.figures import show_grid
 from reproduce.common import CostSettings, Record, Results, markdown, new_panels, run
 
 WAYS = ("full attention", "causal slots")
@@ -164,7 +165,7 @@ def draw(content: Record) -> Figure | None:
             axes.plot(*zip(*of, strict=True), "o-", markersize=3, label=way)
         axes.set(xlabel="tokens of the text", ylabel=label)
         axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
+        show_grid(axes)
         axes.legend(fontsize=8)
     return figure
 

@@ -47,6 +47,7 @@ from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interl
 from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
+from linformer_kit.report.figures import show_grid
 from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
@@ -393,7 +394,7 @@ def draw(content: Record) -> Figure | None:
         axes.set(title=data, xlabel="training (s)" if is_trained else "one text of n tokens (s)")
         axes.set_ylabel("accuracy on test texts, %")
         axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
+        show_grid(axes)
         axes.legend(fontsize=8)
     return figure
 

@@ -36,13 +36,13 @@ from torch.utils.data import default_collate
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_cli.settings.declare import Count, File, Seed, Training, settings
-from linformer_kit import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM
+from linformer_kit import LinformerConfig
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.packing import load_masked_text
 from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.loop import adamw
-from linformer_kit.training.pretrain import CausalLanguageModel, MaskedLanguageModel, pretrain
+from linformer_kit.training.pretrain import language_model, pretrain
 from linformer_kit.training.process import keep_freed_memory
 from linformer_kit.training.task import to_device
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
@@ -375,9 +375,7 @@ def seconds_of_updates(variants: dict[str, dict[str, Any]]) -> dict[str, list[fl
 def _update(settings: PretrainSettings, device: torch.device) -> Callable[[], object]:
     """A function that makes one update, as `linformer pretrain` does, always on the same sequences."""
     data = load_masked_text(settings)
-    model_class, task_class = LinformerForMaskedLM, MaskedLanguageModel
-    if settings.model.causal:
-        model_class, task_class = LinformerForCausalLM, CausalLanguageModel
+    model_class, task_class = language_model(settings.model)
     model = model_class(LinformerConfig(**dataclasses.asdict(settings.model))).to(device)
     task = task_class(model, data.tokenizer, train=data.train, validation=data.validation, collate=default_collate)
     optimizer, dtype = adamw(model, settings), fast_dtype(settings.dtype, device)

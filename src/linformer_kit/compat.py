@@ -21,7 +21,7 @@ from linformer_kit.models.modeling import LinformerEncoder, check_ids
 from linformer_kit.operator.conditions import check_tensors, check_vectors, described, values_are_cheap
 from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import MatrixProjection
-from linformer_kit.operator.projections.sizes import is_integer, slots_by_head
+from linformer_kit.operator.projections.sizes import check_positive, is_integer, slots_by_head
 
 _CONVERTED = "a LinformerSelfAttention or a Linformer, not reversible (of a LinformerLM its `linformer`)"
 _FIRST = "net.layers.0.0.fn."  # attention of the first layer of a stack
@@ -95,7 +95,7 @@ class LinformerSelfAttention(LinformerAttention):
         share_kv: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        check_input(is_integer(dim) and dim > 0, "dim", "a positive integer", dim)
+        check_positive("dim", dim)
         fits = is_integer(heads) and heads > 0 and dim % heads == 0
         check_input(fits, "heads", f"a divisor of dim {dim}", heads)
         with renamed("embed_dim", "dim"), renamed("projected_dim", "k"):
@@ -155,7 +155,7 @@ class Linformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_input(is_integer(depth) and depth > 0, "depth", "a positive integer", depth)
+        check_positive("depth", depth)
         check_input(not reversible, "reversible", "False (torch.utils.checkpoint saves memory too)", reversible)
 
         layers = nn.ModuleList()
@@ -191,7 +191,7 @@ class LinformerLM(nn.Module):
     def __init__(self, num_tokens: int, dim: int, seq_len: int, depth: int, *args: Any, **options: Any) -> None:
         super().__init__()
         for name, size in {"num_tokens": num_tokens, "dim": dim, "seq_len": seq_len}.items():
-            check_input(is_integer(size) and size > 0, name, "a positive integer", size)
+            check_positive(name, size)
         self.token_emb = nn.Embedding(num_tokens, dim)
         self.pos_emb = nn.Embedding(seq_len, dim)
         self.linformer = Linformer(dim, seq_len, depth, *args, **options)

@@ -311,9 +311,10 @@ def check_causal(
     A query sees a slot once its window is complete. So slots must stand for windows whose place does not depend on the
     length of the text, and the tokens of a window that is not complete must be in the sliding window.
     """
-    expected = "one with windows (such as mean_pool), or full attention, with causal"
-    name = next((name for name, kind in PROJECTIONS.items() if kind is projection), projection.__name__)
-    check_input(projection.windowed, "projection", expected, name)
+    if not projection.windowed:
+        name = next((name for name, kind in PROJECTIONS.items() if kind is projection), projection.__name__)
+        expected = "one with windows (such as mean_pool), or full attention, with causal"
+        raise InputError(f"projection: expected {expected}, got {name!r}")
     check_input(shorter_input == "prefix", "shorter_input", "prefix with causal", shorter_input)
     least = -(-seq_len // slots)
     expected = f"at least {least} with causal, as many tokens as a slot stands for"

@@ -21,7 +21,7 @@ from linformer_kit.operator.conditions import check_tensors, check_vectors, desc
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import put_back, put_back_weights, right_padded, take_positions
 from linformer_kit.operator.projections import FullAttention, SequenceProjection, build_projection
-from linformer_kit.operator.projections.sizes import is_integer
+from linformer_kit.operator.projections.sizes import check_positive, is_integer
 from linformer_kit.operator.slots import ForwardPass
 
 # Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
@@ -278,8 +278,7 @@ def _check_sizes(
     global_tokens: int,
     causal: bool,
 ) -> None:
-    is_width = is_integer(embed_dim) and embed_dim > 0
-    check_input(is_width, "embed_dim", "a positive integer", embed_dim)
+    check_positive("embed_dim", embed_dim)
     is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
     check_input(is_divisor, "num_heads", f"a divisor of embed_dim {embed_dim}", num_heads)
     is_rate = isinstance(dropout, (int, float)) and 0 <= dropout < 1

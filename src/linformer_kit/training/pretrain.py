@@ -86,9 +86,9 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     }
     run.open({"corpus": data.corpus.description}, fingerprints)
     set_seed(settings.seed)
-    model_class = LinformerForCausalLM if settings.model.causal else LinformerForMaskedLM
+    model_class, task_class = language_model(settings.model)
     model = start or model_class(_model_config(settings, data.tokenizer))
-    task = (CausalLanguageModel if settings.model.causal else MaskedLanguageModel)(
+    task = task_class(
         model,
         data.tokenizer,
         train=data.train,
@@ -282,6 +282,13 @@ class CausalLanguageModel(MaskedLanguageModel):
         logits, targets = self.model(batch["input_ids"]).logits[:, :-1], batch["labels"][:, 1:]
         losses = F.cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED_LABEL, reduction="none")
         return losses.sum(dim=1), (targets != IGNORED_LABEL).sum(dim=1)
+
+
+def language_model(model: ModelSettings) -> tuple[type[LinformerLanguageModel], type[MaskedLanguageModel]]:
+    """The classes of a new model and of its training: causal, or masked."""
+    if model.causal:
+        return LinformerForCausalLM, CausalLanguageModel
+    return LinformerForMaskedLM, MaskedLanguageModel
 
 
 def _predicted_positions(labels: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from linformer_cli.errors import InputError, check_choice
+from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import ResizeMode
 
 
@@ -57,6 +57,11 @@ def each_dim(projected_dim: Any, change: Callable[[Any], Any] = lambda dim: dim)
 def largest_dim(projected_dim: Any) -> int:
     """The largest k of all layers and heads."""
     return max(map(largest_dim, projected_dim)) if isinstance(projected_dim, list) else projected_dim
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise an `InputError` for anything but a positive integer."""
+    check_input(is_integer(value) and value > 0, name, "a positive integer", value)
 
 
 def is_integer(value: Any) -> bool:
