@@ -82,7 +82,7 @@ def peak_of(settings: Settings, way: str, n: int) -> int:
 def continued(settings: Settings, way: str) -> Iterator[tuple[float, int]]:
     """Continue a text; after each `step` tokens their seconds, and the bytes that are kept."""
     model = build(settings, way, settings.generated).eval()
-    ids, kept = torch.ones(1, 1, dtype=torch.long, device=model.device), LinformerCache()
+    ids, kept = torch.ones(1, 1, dtype=torch.long, device=model.device), LinformerCache(model.config)
     for _ in range(settings.generated // settings.step):
         start = time.perf_counter()
         for _ in range(settings.step):

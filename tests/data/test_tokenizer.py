@@ -84,8 +84,11 @@ def test_a_tokenizer_of_bert_is_saved_without_token_types(tmp_path):
 def test_a_tokenizer_of_prompts_starts_texts_and_does_not_end_them(tmp_path):
     """Whatever class it had: that of BERT would end them again when it is loaded. It needs no mask."""
     save_bert_tokenizer(tmp_path)
-    tokenizer_of_prompts(load_tokenizer(str(tmp_path), max_length=37)).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path), max_length=37)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer_of_prompts(tokenizer).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.apply_chat_template([{"role": "user", "content": "y x"}], tokenize=False) == "y x"
     assert loaded(["x", "y x"], padding=True)["input_ids"] == [[0, 2, 5], [2, 6, 5]]
     assert (loaded.model_max_length, loaded.model_input_names) == (37, ["input_ids", "attention_mask"])
     assert (loaded.pad_token, loaded.mask_token, loaded.sep_token) == ("[PAD]", "[MASK]", "[SEP]")

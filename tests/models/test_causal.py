@@ -176,7 +176,11 @@ def test_a_later_call_goes_on(model, kind):
         how |= {"attention_mask": mask, "past_key_values": copy.deepcopy(past)}
         with pytest.raises(InputError, match=r"^max_new_tokens, max_length: expected at most 38 tokens .* got 39$"):
             causal.generate(longer[:, start:], max_new_tokens=21, **how)
-        assert torch.equal(causal.generate(longer[:, start:], max_new_tokens=20, **how).sequences, expected[:, start:])
+        with pytest.raises(InputError, match=r"^max_new_tokens, max_length: expected at most 38 tokens .* got 39$"):
+            causal.generate(longer[:, start:], max_length=39 - start, **how)
+        for limit in ({"max_new_tokens": 20}, {"max_length": 38 - start}):
+            how["past_key_values"] = copy.deepcopy(past)
+            assert torch.equal(causal.generate(longer[:, start:], **limit, **how).sequences, expected[:, start:])
 
 
 @torch.no_grad()
@@ -243,15 +247,19 @@ def test_labels_that_do_not_fit_are_rejected(model, labels, message):
 
 @torch.no_grad()
 def test_a_cache_of_another_model_is_rejected(model, config):
-    ids = tokens(2, 9)
-    past = model("mean")(ids, use_cache=True).past_key_values
-    wider = CAUSAL | KINDS["mean"]
-    wider |= {"sliding_window": wider["sliding_window"] + 1}
-    for other in (model("full"), LinformerForCausalLM(config(**wider)).double()):
+    ids, causal = tokens(2, 9), model("mean")
+    past = causal(ids, use_cache=True).past_key_values
+    others = {"sliding_window": 7}, {"attention": "full"}, {"num_hidden_layers": 3}, {"local_convolution": 3}
+    for changed in others:
         with pytest.raises(
             InputError, match=r"^past_key_values: expected those of this model, got 'those of another'$"
         ):
-            other(ids[:, :1], past_key_values=copy.deepcopy(past))
+            LinformerForCausalLM(config(**CAUSAL | changed))(ids[:, :1], past_key_values=past)
+    with pytest.raises(InputError, match=r"^past_key_values: expected those of torch.float32, got torch.float64$"):
+        copy.deepcopy(causal).float()(ids[:, :1], past_key_values=past)
+    assert torch.equal(
+        *(of(ids[:, :1], past_key_values=copy.deepcopy(past)).logits for of in (causal, copy.deepcopy(causal)))
+    )
     with pytest.raises(InputError, match=r"^use_cache: expected True with past_key_values, got False$"):
         model("mean").generate(ids, past_key_values=past, use_cache=False)
 
@@ -267,6 +275,7 @@ def test_what_does_not_fit_a_cache_is_rejected_and_changes_nothing(model, config
         "attention_mask: expected [3, 1], ": (ids[:, :1], [[1]] * 3),
         "attention_mask: expected that of past_key_values for": (ids[:, :1], torch.ones(3, 10)),
         "sequence length: expected at most max_position_embeddings 37, got 38": (tokens(3, 29), None),
+        "input_ids: expected at least one token with use_cache or past_key_values, got 0": (ids[:, :0], mask),
     }
     before = kept(past)
     for message, (new, new_mask) in calls.items():
@@ -319,13 +328,46 @@ def test_logits_are_of_the_columns_that_are_kept(model):
     torch.testing.assert_close(causal(ids, logits_to_keep=torch.tensor([4, 29])).logits, logits[:, [4, 29]])
 
 
-def test_activation_checkpointing_keeps_nothing(model):
-    """As in transformers, with a warning; the text cannot be continued then."""
-    causal, ids = model("mean").train(), tokens(2, 31)
-    causal.activation_checkpointing_enable()
-    past = causal(ids, use_cache=True).past_key_values
-    with pytest.raises(InputError, match=r"^past_key_values: expected those of all layers \(activation "):
-        causal.eval()(ids[:, :1], past_key_values=past)
+@pytest.mark.unchecked
+@pytest.mark.parametrize("wanted", [-3, True, 2.0, "3", [1, 2]])
+def test_other_logits_to_keep_are_rejected(model, wanted):
+    expected = f"logits_to_keep: expected a number of columns, or a tensor, got {wanted!r}"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        model("mean")(tokens(2, 9), logits_to_keep=wanted)
+
+
+def test_a_loss_needs_all_logits(model):
+    causal, ids = model("mean"), tokens(2, 9)
+    with pytest.raises(InputError, match=r"^logits_to_keep: expected 0 with labels, got 3$"):
+        causal(ids, labels=ids, logits_to_keep=3)
+
+
+def test_nothing_can_be_kept_with_activation_checkpointing(model):
+    causal, ids = model("mean"), tokens(2, 31)
+    past = causal(ids[:, :30], use_cache=True).past_key_values
+    causal.train().activation_checkpointing_enable()
+    message = r"^use_cache, past_key_values: expected none with activation checkpointing, got 'LinformerCache'$"
+    for cached in ({"use_cache": True}, {"past_key_values": past}):
+        with pytest.raises(InputError, match=message):
+            causal(ids[:, 30:], **cached)
+    causal(ids)
+    causal.eval()(ids[:, 30:], past_key_values=past)
+
+
+@torch.no_grad()
+def test_weights_of_a_step(model):
+    """Of one token in all layers; of several in linear ones."""
+    for kind, step, window in (("mean", 4, 6), ("mean", 1, 6), ("full", 1, 0)):
+        causal, ids = model(kind), tokens(2, 13)
+        past = causal(ids[:, :-step], use_cache=True).past_key_values
+        of_step = causal(ids[:, -step:], past_key_values=past, output_attentions=True).attentions
+        for weights, expected in zip(of_step, causal(ids, output_attentions=True).attentions, strict=True):
+            of_slots, of_window = expected[:, :, -step:].split([expected.shape[-1] - window, window], dim=-1)
+            more = weights.shape[-1] - expected.shape[-1]  # slots that are not complete
+            torch.testing.assert_close(weights, torch.cat([F.pad(of_slots, (0, more)), of_window], dim=-1))
+    past = causal(ids[:, :9], use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"^output_attentions: expected False for several tokens after past_key_valu"):
+        causal(ids[:, 9:], past_key_values=past, output_attentions=True)
 
 
 def test_only_causal_layers_predict_next_tokens(config):

@@ -125,6 +125,7 @@ def tokenizer_of_prompts(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
         padding_side="left",
         model_max_length=tokenizer.model_max_length,
         model_input_names=["input_ids", "attention_mask"],
+        chat_template=tokenizer.chat_template,
         **tokenizer.special_tokens_map,
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Cache
 
 from linformer_cli.errors import check_input
+from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import last_tokens
@@ -32,8 +33,6 @@ class LayerCache:
     ) -> Slots:
         """The slots of a layer's attention for these tokens; what the next ones need is kept."""
         past = self.slots
-        expected = "those of all layers (activation checkpointing keeps none)"
-        check_input(run.before is None or past is not None, "past_key_values", expected, None)
         slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
         self.new_slots = keep(attention, slots, run)
         return slots
@@ -50,25 +49,22 @@ class LinformerCache(Cache):
     """What all layers keep of texts, and the number of tokens of each text.
 
     `model(..., use_cache=True)` returns one as `past_key_values`, and continues it. Its size does not depend on the
-    number of tokens, except for layers with full attention.
+    number of tokens, except for layers with full attention. The next tokens are for a model of the same configuration.
     """
 
     is_compileable = is_croppable = False  # type: ignore[assignment]  # properties of `Cache`
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(layers=[LayerCache() for _ in range(config.num_hidden_layers)])
+        self.config = config
         self.columns = 0  # tokens of each row so far, padding included
         self.lengths: Int[Tensor, " batch"] | None = None  # without padding
 
-    def layer(self, number: int) -> LayerCache:
-        """What a layer keeps."""
-        while len(self.layers) <= number:
-            self.layers.append(LayerCache())
-        return self.layers[number]
-
-    def checked_mask(self, mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    def checked_mask(self, config: LinformerConfig, mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
         """The columns of the new tokens, of this shape, in a mask of all tokens that fits those before."""
         batch, columns = shape
+        check_input(config == self.config, "past_key_values", "those of this model", "those of another")
+        check_input(columns > 0, "input_ids", "at least one token with use_cache or past_key_values", columns)
         if self.lengths is None:
             return mask
         check_input(len(self.lengths) == batch, "past_key_values", f"those of {batch} texts", len(self.lengths))
@@ -95,8 +91,7 @@ class LinformerCache(Cache):
         return self.columns
 
     def reset(self) -> None:
-        self.columns, self.lengths = 0, None
-        self.layers.clear()
+        self.__init__(self.config)  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))

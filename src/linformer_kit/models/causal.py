@@ -51,6 +51,10 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             logits_to_keep: Compute logits of this number of last columns only, or of columns by index; 0: of all.
         """
         check_tensors(labels=labels)
+        if not isinstance(logits_to_keep, Tensor):
+            is_count = type(logits_to_keep) is int and logits_to_keep >= 0
+            check_input(is_count, "logits_to_keep", "a number of columns, or a tensor", logits_to_keep)
+            check_input(labels is None or not logits_to_keep, "logits_to_keep", "0 with labels", logits_to_keep)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         cache = {"past_key_values": past_key_values, "use_cache": use_cache}
         encoded = self.linformer(*inputs, **cache, **outputs, return_dict=True)
@@ -70,6 +74,13 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             "cache_implementation: expected None, as the cache has a constant size, got continuous batching"
         )
 
+    def _validate_generated_length(
+        self, generation_config: GenerationConfig, input_ids_length: int, *arguments: Any
+    ) -> None:
+        """Also count the new tokens: with a cache, `max_length` may be of a text without the tokens before."""
+        super()._validate_generated_length(generation_config, input_ids_length, *arguments)
+        generation_config.max_new_tokens = generation_config.max_length - input_ids_length
+
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *arguments: Any
     ) -> None:
@@ -78,18 +89,15 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
         Raises:
             InputError: for a text that would become longer than n, another kind of cache, and as an assistant.
         """
-        kind, new = generation_config.cache_implementation, generation_config.max_new_tokens
+        kind, mask = generation_config.cache_implementation, model_kwargs["attention_mask"]
         check_input(kind in (None, "dynamic"), "cache_implementation", "None, as the cache has a constant size", kind)
         expected = "a model that can take tokens back"
         check_input(not generation_config.is_assistant, "assistant_model", expected, type(self).__name__)
-        *_, longest = arguments
-        if new is not None:  # with a cache, texts may be without the tokens before
-            mask = model_kwargs["attention_mask"]
-            longest = (generation_config._mask_length if mask is None else mask.shape[1]) + new - 1
-        limit = self.config.max_position_embeddings
+        columns = generation_config._mask_length if mask is None else mask.shape[1]
+        longest, limit = columns + generation_config.max_new_tokens, self.config.max_position_embeddings
         expected = f"at most {limit + 1} tokens with those of the prompt (max_position_embeddings {limit})"
-        check_input(longest <= limit, "max_new_tokens, max_length", expected, longest + 1)
+        check_input(longest <= limit + 1, "max_new_tokens, max_length", expected, longest)
         past, uses = model_kwargs.get("past_key_values"), generation_config.use_cache is not False
         check_input(past is None or uses, "use_cache", "True with past_key_values", generation_config.use_cache)
         if uses and past is None:
-            model_kwargs["past_key_values"] = LinformerCache()
+            model_kwargs["past_key_values"] = LinformerCache(self.config)

@@ -205,7 +205,7 @@ class LinformerLayers(nn.Module):
         for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))
-            past = None if past_key_values is None else past_key_values.layer(number)
+            past = None if past_key_values is None else past_key_values.layers[number]
             hidden, weights = layer(hidden, run, output_attentions, past_key_values=past)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))

@@ -176,7 +176,10 @@ def checked_inputs(
         check_input(config.causal, "use_cache, past_key_values", "none without causal", type(past).__name__)
         expected = "None, or what an earlier call returned"
         check_input(isinstance(past, LinformerCache), "past_key_values", expected, type(past).__name__)
-        attention_mask, columns = past.checked_mask(attention_mask, shape), past.columns + columns
+        has_checkpoints = model.training and model.is_activation_checkpointing
+        expected = "none with activation checkpointing"
+        check_input(not has_checkpoints, "use_cache, past_key_values", expected, type(past).__name__)
+        attention_mask, columns = past.checked_mask(config, attention_mask, shape), past.columns + columns
     if not torch.compiler.is_exporting() and columns > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
         raise InputError(f"sequence length: expected at most {longest}, got {columns}")
@@ -359,7 +362,7 @@ class LinformerModel(LinformerPreTrainedModel):
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        cache = LinformerCache() if past_key_values is None and use_cache else past_key_values
+        cache = LinformerCache(self.config) if past_key_values is None and use_cache else past_key_values
         given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         inputs = checked_inputs(*given, past=cache)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
@@ -369,6 +372,10 @@ class LinformerModel(LinformerPreTrainedModel):
         if cache is None:
             return self.encoder(hidden, run, order, **shown)
         run = run._replace(before=cache.lengths)
+        has_weights = shown["output_attentions"] and run.before is not None and hidden.shape[1] > 1
+        if has_weights and any(layer.is_full for layer in self.encoder.layers):
+            expected = "False for several tokens after past_key_values where a layer has full attention"
+            raise InputError(f"output_attentions: expected {expected}, got True")
         encoded = self.encoder(hidden, run, order, **shown, past_key_values=cache)
         cache.count(hidden, run.lengths)
         return BaseModelOutputWithPast(**encoded, past_key_values=cache)

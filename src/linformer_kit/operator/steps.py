@@ -48,17 +48,15 @@ def next_slots(
         run: The forward pass, with the number of tokens `before` these.
 
     Raises:
-        InputError: for a projection inside another module, another k than before, and what another model kept.
+        InputError: for a projection inside another module, another k than before, and another number format.
     """
     assert run.before is not None
     near, device, added = past.neighbours or past, hidden.device, hidden.shape[1]
     new = torch.full_like(run.before, added) if run.lengths is None else run.lengths
     kept, total = near.key.shape[2], near.key.shape[2] + added
-    has_heads = (near.key.shape[1], near.key.shape[3]) == (layer.num_heads, layer.embed_dim // layer.num_heads)
-    has_window = past.neighbours is None if layer.is_full else kept == layer.sliding_window
-    check_input(has_heads and has_window, "past_key_values", "those of this model", "those of another")
-    both = zip(near[:2], layer.map_tokens(hidden, None, run.kernels), strict=True)
-    key, value = (torch.cat(parts, dim=2) for parts in both)
+    mapped = layer.map_tokens(hidden, None, run.kernels)
+    check_input(near.key.dtype == mapped[0].dtype, "past_key_values", f"those of {mapped[0].dtype}", near.key.dtype)
+    key, value = (torch.cat(parts, dim=2) for parts in zip(near[:2], mapped, strict=True))
     shift, window = kept - run.before, total if layer.is_full else kept  # columns of tokens are their numbers and this
     seen = Neighbours(key, value, window, kept + new, first=kept, is_causal=True, starts=shift.clamp(min=0))
     if layer.is_full:
