@@ -11,7 +11,8 @@ precision where the device has bfloat16. What is chosen for each way, is chosen 
 the first seed. Runs of some ways and tasks can be put together.
 
 - frozen: a logistic regression on the means of the encoder as it is; its strength of regularisation is chosen.
-- accuracy: all weights are trained without dropout, for all seeds; the learning rate is chosen.
+- accuracy: all weights are trained without dropout, from that regression on (Kumar et al. 2022), for all seeds; the
+  learning rate is chosen.
 - cost: time of an update with the batch of median size and of the longest test text, all ways in turn, and the peak
   memory of such an update.
 
@@ -35,7 +36,7 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -74,7 +75,7 @@ class Settings(ScriptSettings):
     tasks: Training[list[Task]] = field(default_factory=lambda: list(get_args(Task)))  # What is measured.
     n: Training[Count] = 2048  # Most tokens of a text.
     rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
-    # Seeds of the classifier's weights and the order of texts.
+    # Seeds of the order of texts.
     seeds: Training[list[Seed]] = field(default_factory=lambda: [0, 1, 2])
     epochs: Training[Count] = 4  # Passes over the training texts.
     batch_size: Training[Count] = 16  # Texts in an update.
@@ -133,7 +134,7 @@ class Classifier(nn.Module):
         return [[tokens[0], *part.tolist(), tokens[-1]] for part in parts]
 
 
-def build(settings: Settings, way: Way, classes: int, seed: int) -> Classifier:
+def build(settings: Settings, way: Way, classes: int) -> Classifier:
     """A classifier that reads texts in one way, without dropout."""
     encoder = AutoModel.from_pretrained(settings.model)
     longest = longest_input(encoder) or settings.n
@@ -147,7 +148,6 @@ def build(settings: Settings, way: Way, classes: int, seed: int) -> Classifier:
         layers = [layer for layer in range(encoder.config.num_hidden_layers) if layer not in full]
         encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
     limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
-    torch.manual_seed(seed)
     classifier = Classifier(encoder, classes, limit, longest if way == "pieces" else None)
     return classifier.to(device_of(settings.device)).eval()
 
@@ -199,9 +199,17 @@ def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
         return model(texts).argmax(-1).tolist()
 
 
-def train(settings: Settings, way: Way, data: Data, classes: int, rate: float, seed: int) -> Record:
-    """Train one classifier: its accuracy on validation and test texts."""
-    model = build(settings, way, classes, seed)
+def train(settings: Settings, way: Way, data: Data, start: Pipeline, rate: float, seed: int) -> Record:
+    """Train one classifier, which starts as a regression on the means: its accuracy on validation and test texts."""
+    scaler, regression = start[0], start[-1]
+    model = build(settings, way, len(regression.classes_))
+    weight = regression.coef_ / scaler.scale_
+    bias = regression.intercept_ - weight @ scaler.mean_
+    if len(weight) == 1:  # of the second class
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    with torch.no_grad():
+        model.classifier.weight.copy_(torch.from_numpy(weight))
+        model.classifier.bias.copy_(torch.from_numpy(bias))
     generator = np.random.default_rng(seed)
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
@@ -222,9 +230,9 @@ def train(settings: Settings, way: Way, data: Data, classes: int, rate: float, s
     return record
 
 
-def frozen(settings: Settings, way: Way, data: Data, classes: int) -> Record:
-    """The accuracy of a logistic regression on the means of the encoder as it is; `right`: 1 for each right text."""
-    model = build(settings, way, classes, seed=0)
+def frozen(settings: Settings, way: Way, data: Data) -> tuple[Pipeline, Record]:
+    """A logistic regression on the means of the encoder as it is, and its accuracy; `right`: 1 for each right text."""
+    model = build(settings, way, classes=1)
     means, labels = {}, {}
     for part, texts in data.items():
         pairs = [*batches(texts, settings.batch_size, np.random.default_rng(0))]
@@ -238,12 +246,12 @@ def frozen(settings: Settings, way: Way, data: Data, classes: int) -> Record:
     best = int(np.argmax(accuracies))
     right = (fitted[best].predict(means["test"]) == labels["test"]).astype(int)
     found = {"validation_accuracy": accuracies[best], "test_accuracy": right.mean(), "right": right.tolist()}
-    return {"strength": STRENGTHS[best], **found}
+    return fitted[best], {"strength": STRENGTHS[best], **found}
 
 
 def case(settings: Settings, way: Way, data: Data, mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
-    model = build(settings, way, max(data["train"].labels) + 1, seed=0)
+    model = build(settings, way, max(data["train"].labels) + 1)
     if mode == "forward":
         return functools.partial(predicted, model, [max(data["test"].tokens, key=len)])
     found = list(batches(data["train"], settings.batch_size, np.random.default_rng(0)))
@@ -264,11 +272,7 @@ def measure(settings: Settings, results: Results) -> None:
     for folder in map(Path, settings.data):
         data, classes = read(folder, tokenizer, settings.n)
         for way in tqdm(ways, desc=folder.name):
-            key = {"measured": "frozen", "data": folder.name, "way": way}
-            if "frozen" in settings.tasks and results.find(**key) is None:
-                results.add(**key, **described(data, classes), **frozen(settings, way, data, classes))
-            if "accuracy" in settings.tasks:
-                add_accuracy(settings, results, folder.name, way, data, classes)
+            add_accuracies(settings, results, folder.name, way, data, classes)
         key = {"measured": "cost", "data": folder.name}
         missing = [way for way in ways if "cost" in settings.tasks and results.find(**key, way=way) is None]
         timings = {}
@@ -280,23 +284,31 @@ def measure(settings: Settings, results: Results) -> None:
             results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
-def described(data: Data, classes: int) -> Record:
+def sizes(data: Data, classes: int) -> Record:
     """The number of classes and of texts of each part, and the median tokens of a training text."""
-    sizes = {part: len(texts.labels) for part, texts in data.items()}
-    return {"classes": classes, **sizes, "tokens": int(np.median([len(tokens) for tokens in data["train"].tokens]))}
+    texts = {part: len(of_part.labels) for part, of_part in data.items()}
+    return {"classes": classes, **texts, "tokens": int(np.median([len(tokens) for tokens in data["train"].tokens]))}
 
 
-def add_accuracy(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
-    """Add a record for each learning rate with the first seed, and for the best of them with each other one."""
+def add_accuracies(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
+    """Add a record of the encoder as it is; one for each learning rate with the first seed; and one for each other seed
+    with the best rate.
+    """
+    key, described = {"data": name, "way": way}, sizes(data, classes)
+    regression = functools.cache(functools.partial(frozen, settings, way, data))
+    if "frozen" in settings.tasks and results.find(measured="frozen", **key) is None:
+        results.add(measured="frozen", **key, **described, **regression()[1])
+    if "accuracy" not in settings.tasks:
+        return
     first, *others = settings.seeds
     validated: dict[float, float] = {}
     for rate, seed in [*((rate, first) for rate in settings.rates), *((None, seed) for seed in others)]:
         rate = rate or max(validated, key=lambda rate: validated[rate])
-        key = {"measured": "accuracy", "data": name, "way": way, "rate": rate, "seed": seed}
-        record = results.find(**key)
+        run: Record = {"measured": "accuracy", **key, "rate": rate, "seed": seed}
+        record = results.find(**run)
         if record is None:
-            trained = train(settings, way, data, classes, rate, seed)
-            record = results.add(**key, **described(data, classes), **trained)
+            trained = train(settings, way, data, regression()[0], rate, seed)
+            record = results.add(**run, **described, **trained)
         if seed == first:
             validated[rate] = record["validation_accuracy"]
 
