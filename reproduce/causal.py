@@ -4,7 +4,7 @@ A query sees its last `seen` tokens exactly and a mean of each window of `window
 the keys and values of all tokens. Random weights and tokens: neither changes the cost.
 `reproduce.learning --studies causal-2048` has what both learn.
 
-    python -m reproduce.causal                            # half an hour on 2 cores
+    python -m reproduce.causal                            # a quarter of an hour on 2 cores
     python -m reproduce.causal --generated 1024 --lengths 512 2048
 """
 
@@ -29,7 +29,7 @@ from linformer_kit.report.figures import show_grid
 from reproduce.common import CostSettings, Record, Results, markdown, new_panels, run
 
 WAYS = ("full attention", "causal slots")
-SECONDS = 120.0  # for all timed updates of one way
+SECONDS = 60.0  # for all timed updates of one way
 
 
 @settings

@@ -397,7 +397,7 @@ def table(content: Record) -> str:
     """Losses of the variants of each study, as Markdown."""
     parts = [
         "# What learns",
-        "Losses in nats over the masked tokens of the whole validation text; means over seeds with the sample's "
+        "Losses in nats over the predicted tokens of the whole validation text; means over seeds with the sample's "
         "standard deviation, and differences from the first variant by equal seeds.",
     ]
     for name in content["settings"]["studies"]:
