@@ -57,6 +57,7 @@ Task = Literal["frozen", "accuracy", "cost"]
 PARTS = ("train", "validation", "test")
 POOL = 16  # batches whose texts are sorted by length
 WARM_UP = 0.1  # share of the updates
+SMALL = 1e-6  # standard deviation of a mean that means nothing
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # C of the logistic regression, on means of unit variance
 NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
@@ -199,17 +200,25 @@ def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
         return model(texts).argmax(-1).tolist()
 
 
-def train(settings: Settings, way: Way, data: Data, start: Pipeline, rate: float, seed: int) -> Record:
-    """Train one classifier, which starts as a regression on the means: its accuracy on validation and test texts."""
+def start_at(model: Classifier, start: Pipeline) -> None:
+    """Set the linear layer to a regression on the scaled means, without those that are next to zero in all texts.
+
+    MiniLM has three, by weights of its last LayerNorm that would have infinite gradients.
+    """
     scaler, regression = start[0], start[-1]
-    model = build(settings, way, len(regression.classes_))
-    weight = regression.coef_ / scaler.scale_
+    weight = np.where(scaler.scale_ > SMALL, regression.coef_ / scaler.scale_, 0.0)
     bias = regression.intercept_ - weight @ scaler.mean_
     if len(weight) == 1:  # of the second class
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(weight))
         model.classifier.bias.copy_(torch.from_numpy(bias))
+
+
+def train(settings: Settings, way: Way, data: Data, start: Pipeline, rate: float, seed: int) -> Record:
+    """Train one classifier, which starts as a regression on the means: its accuracy on validation and test texts."""
+    model = build(settings, way, len(start.classes_))
+    start_at(model, start)
     generator = np.random.default_rng(seed)
     updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)

@@ -42,12 +42,22 @@ def test_results_and_their_table(tmp_path, monkeypatch):
 @pytest.mark.e2e
 @pytest.mark.parametrize("classes", [2, 3])
 def test_training_starts_at_the_regression(tmp_path, classes):
-    settings = script.Settings(model=str(write_encoder(tmp_path / "encoder")), data=[], n=127, epochs=1)
+    settings = script.Settings(model=str(write_encoder(tmp_path / "encoder")), data=[], n=127, epochs=8)
     tokens, labels = [[0, *range(7, 9 + number), 2] for number in range(24)], [number % classes for number in range(24)]
     data = {part: script.Texts(tokens, labels) for part in script.PARTS}
     regression, found = script.frozen(settings, "linear", data)
     trained = script.train(settings, "linear", data, regression, 1e-12, seed=3)
     assert trained["test_accuracy"] == found["test_accuracy"] > 1.2 / classes
+    model = script.build(settings, "linear", classes)
+    script.start_at(model, regression)
+    with torch.no_grad():
+        means, logits = model.means(tokens), model(tokens)
+    expected = torch.from_numpy(regression.predict_proba(means.numpy()))
+    torch.testing.assert_close(logits.softmax(-1), expected.float(), rtol=0, atol=1e-4)
+    assert script.train(settings, "linear", data, regression, 1e-3, seed=3)["loss"] < 0.98 * trained["loss"]
+    regression[0].scale_[7] = 1e-30
+    script.start_at(model, regression)
+    assert not model.classifier.weight[:, 7].any() and model.classifier.weight.isfinite().all()
 
 
 def test_a_way_is_compared_with_the_first_whatever_is_equal():

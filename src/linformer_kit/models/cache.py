@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
-from linformer_cli.errors import check_input
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import last_tokens
 from linformer_kit.operator.slots import ForwardPass, Slots
 from linformer_kit.operator.steps import keep, next_slots
+
+EXPECTED = "None, or what an earlier call returned"
 
 
 class LayerCache:
@@ -56,14 +58,24 @@ class LinformerCache(Cache):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(layers=[LayerCache() for _ in range(config.num_hidden_layers)])
-        self.config = config
+        self.fields = config.own_fields
         self.columns = 0  # tokens of each row so far, padding included
         self.lengths: Int[Tensor, " batch"] | None = None  # without padding
 
-    def checked_mask(self, config: LinformerConfig, mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-        """The columns of the new tokens, of this shape, in a mask of all tokens that fits those before."""
+    def checked_mask(
+        self, model: PreTrainedModel, mask: Tensor | None, shape: Sequence[int]
+    ) -> Shaped[Tensor, "batch seq_len"] | None:
+        """The columns of the new tokens, of this shape, in a mask of all tokens that fits those before.
+
+        Raises:
+            InputError: also for a model that cannot continue these texts.
+        """
         batch, columns = shape
-        check_input(config == self.config, "past_key_values", "those of this model", "those of another")
+        if model.training and model.is_activation_checkpointing:
+            names = "use_cache, past_key_values"
+            raise InputError(f"{names}: expected none in training with activation checkpointing, got a cache")
+        is_of_model = model.config.own_fields == self.fields
+        check_input(is_of_model, "past_key_values", "those of this model", "those of another")
         check_input(columns > 0, "input_ids", "at least one token with use_cache or past_key_values", columns)
         if self.lengths is None:
             return mask
@@ -91,7 +103,9 @@ class LinformerCache(Cache):
         return self.columns
 
     def reset(self) -> None:
-        self.__init__(self.config)  # type: ignore[misc]
+        self.columns, self.lengths = 0, None
+        for layer in self.layers:
+            layer.slots = layer.inputs = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))

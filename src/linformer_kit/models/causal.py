@@ -16,13 +16,17 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.models.cache import LinformerCache
+from linformer_kit.models.cache import EXPECTED, LinformerCache
 from linformer_kit.models.heads import LinformerLanguageModel
-from linformer_kit.operator.conditions import check_tensors
+from linformer_kit.operator.conditions import check_tensors, described
 
 
 class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
-    """Causal language model: predicts each token from those before it. Its configuration has `causal` True."""
+    """Causal language model: predicts each token from those before it. Its configuration has `causal` True.
+
+    Transformers' Trainer does not shift the labels of models that are not its own, so `label_smoothing_factor` must be
+    0 there.
+    """
 
     causal = True
     _is_stateful = True  # so that `generate` refuses assistants, which take tokens back
@@ -54,7 +58,8 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
         if not isinstance(logits_to_keep, Tensor):
             is_count = type(logits_to_keep) is int and logits_to_keep >= 0
             check_input(is_count, "logits_to_keep", "a number of columns, or a tensor", logits_to_keep)
-            check_input(labels is None or not logits_to_keep, "logits_to_keep", "0 with labels", logits_to_keep)
+        keeps_all = not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
+        check_input(labels is None or keeps_all, "logits_to_keep", "0 with labels", described(logits_to_keep))
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         cache = {"past_key_values": past_key_values, "use_cache": use_cache}
         encoded = self.linformer(*inputs, **cache, **outputs, return_dict=True)
@@ -97,7 +102,11 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
         longest, limit = columns + generation_config.max_new_tokens, self.config.max_position_embeddings
         expected = f"at most {limit + 1} tokens with those of the prompt (max_position_embeddings {limit})"
         check_input(longest <= limit + 1, "max_new_tokens, max_length", expected, longest)
-        past, uses = model_kwargs.get("past_key_values"), generation_config.use_cache is not False
-        check_input(past is None or uses, "use_cache", "True with past_key_values", generation_config.use_cache)
-        if uses and past is None:
-            model_kwargs["past_key_values"] = LinformerCache(self.config)
+        past, uses = model_kwargs.get("past_key_values"), bool(generation_config.use_cache)
+        if past is None:
+            model_kwargs |= {"past_key_values": LinformerCache(self.config)} if uses else {}
+            return
+        check_input(uses, "use_cache", "True with past_key_values", generation_config.use_cache)
+        check_input(isinstance(past, LinformerCache), "past_key_values", EXPECTED, type(past).__name__)
+        expected = f"that of all tokens, with the {past.columns} of past_key_values"
+        check_input(columns > past.columns, "attention_mask", expected, columns)

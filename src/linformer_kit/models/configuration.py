@@ -91,6 +91,11 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         return (config, unused) if returns_unused else config
 
     @property
+    def own_fields(self) -> dict[str, Any]:
+        """The fields of `settings.ModelSettings`."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @property
     def has_slots(self) -> bool:
         """Whether any layer is linear."""
         return "linformer" in self.attention
@@ -128,7 +133,8 @@ class _Fields(ModelSettings):
 
 def _check_fields(config: LinformerConfig) -> None:
     """Check fields by the limits in `ModelSettings`, then contradictions."""
-    for name, value in vars(_Fields(**{name: each_dim(getattr(config, name)) for name in _FIELDS})).items():
+    given = {name: each_dim(value) for name, value in config.own_fields.items()}
+    for name, value in vars(_Fields(**given)).items():
         setattr(config, name, value)
     labels = config.id2label
     check_input(labels is None or isinstance(labels, dict), "id2label", "a name for each class id", labels)

@@ -57,7 +57,8 @@ def next_slots(
     mapped = layer.map_tokens(hidden, None, run.kernels)
     check_input(near.key.dtype == mapped[0].dtype, "past_key_values", f"those of {mapped[0].dtype}", near.key.dtype)
     key, value = (torch.cat(parts, dim=2) for parts in zip(near[:2], mapped, strict=True))
-    shift, window = kept - run.before, total if layer.is_full else kept  # columns of tokens are their numbers and this
+    shift = kept - run.before  # from the number of a token in its text to its column
+    window = total if layer.is_full else kept
     seen = Neighbours(key, value, window, kept + new, first=kept, is_causal=True, starts=shift.clamp(min=0))
     if layer.is_full:
         return Slots(key[:, :, :0], value[:, :, :0], neighbours=seen)
