@@ -150,7 +150,7 @@ def causal(n: int) -> Study:
     variants = {
         "Transformer": Variant(FULL, rates),
         "means of 16 tokens, w 64": Variant(sixteen, rates),
-        "means of 16 tokens, w 64, as many updates": Variant(sixteen, (4e-3,), updates_of="Transformer"),
+        "means of 16 tokens, w 64, as many updates": Variant(sixteen, (2e-3,), updates_of="Transformer"),
         "means of 32 tokens, w 32": Variant(windows(32, 32), (4e-3,), ()),
         "means of 16 tokens, w 128": Variant(windows(16, 128), (4e-3,), ()),
         "convolutions of 16 tokens, w 64": Variant(windows(16, 64, "conv"), (4e-3,), ()),
