@@ -290,7 +290,13 @@ def measure(settings: Settings, results: Results) -> None:
             timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
         for way in missing:
             cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
-            results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
+            results.add(
+                **key,
+                way=way,
+                **sizes(data, classes),
+                **cost,
+                peak_bytes=in_fresh_process(peak_of, settings, way, data),
+            )
 
 
 def sizes(data: Data, classes: int) -> Record:
@@ -354,11 +360,13 @@ def table(content: Record) -> str:
     """Accuracy, time and memory of each way, a table for each data set."""
     settings = content["settings"]
     epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
+    seeds, rates = len(settings["seeds"]), [f"{rate:g}" for rate in settings["rates"]]
+    runs = "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds, which order the texts"
+    rate = f"learning rate {rates[0]}" if len(rates) == 1 else f"the learning rate of {rates} by validation texts"
     said = {
         "frozen": "Frozen: a logistic regression on the means of the encoder as it is, and the difference from the "
         "first row with its standard error, by text.",
-        "accuracy": f"Trained: {epochs} of batches of {settings['batch_size']} texts; mean and standard deviation of "
-        f"{len(settings['seeds'])} seeds, at the learning rate of {settings['rates']} that validation texts chose.",
+        "accuracy": f"Trained from there on: {epochs} of batches of {settings['batch_size']} texts; {runs}; {rate}.",
         "cost": "Training: the median time of an update with the batch of median size, times the updates. One text: "
         "the longest test text. Memory: peak of an update beyond weights and gradients.",
     }
