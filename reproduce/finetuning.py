@@ -290,13 +290,7 @@ def measure(settings: Settings, results: Results) -> None:
             timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
         for way in missing:
             cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
-            results.add(
-                **key,
-                way=way,
-                **sizes(data, classes),
-                **cost,
-                peak_bytes=in_fresh_process(peak_of, settings, way, data),
-            )
+            results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
 
 
 def sizes(data: Data, classes: int) -> Record:
