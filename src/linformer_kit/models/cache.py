@@ -18,8 +18,6 @@ from linformer_kit.operator.padding import last_tokens
 from linformer_kit.operator.slots import ForwardPass, Slots
 from linformer_kit.operator.steps import keep, next_slots
 
-EXPECTED = "None, or what an earlier call returned"
-
 
 class LayerCache:
     """What one layer keeps of texts."""
@@ -127,3 +125,9 @@ class LinformerCache(Cache):
         self.lengths = changed(self.lengths)
         for layer in self.layers:
             layer.slots, layer.inputs = changed(layer.slots), changed(layer.inputs)
+
+
+def check_is_ours(past: Any) -> None:
+    """Raise an error for the caches of other models."""
+    expected = "None, or what an earlier call returned"
+    check_input(isinstance(past, LinformerCache), "past_key_values", expected, type(past).__name__)

@@ -16,8 +16,8 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.models.cache import EXPECTED, LinformerCache
-from linformer_kit.models.heads import LinformerLanguageModel
+from linformer_kit.models.cache import LinformerCache, check_is_ours
+from linformer_kit.models.heads import LinformerLanguageModel, check_labels_of_tokens
 from linformer_kit.operator.conditions import check_tensors, described
 
 
@@ -55,17 +55,17 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             logits_to_keep: Compute logits of this number of last columns only, or of columns by index; 0: of all.
         """
         check_tensors(labels=labels)
-        if not isinstance(logits_to_keep, Tensor):
-            is_count = type(logits_to_keep) is int and logits_to_keep >= 0
-            check_input(is_count, "logits_to_keep", "a number of columns, or a tensor", logits_to_keep)
-        keeps_all = not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
-        check_input(labels is None or keeps_all, "logits_to_keep", "0 with labels", described(logits_to_keep))
+        are_columns = isinstance(logits_to_keep, Tensor)
+        is_count = type(logits_to_keep) is int and logits_to_keep >= 0
+        check_input(are_columns or is_count, "logits_to_keep", "a number of columns, or a tensor", logits_to_keep)
+        if labels is not None and (are_columns or logits_to_keep):
+            given = described(logits_to_keep) if are_columns else logits_to_keep
+            raise InputError(f"logits_to_keep: expected 0 with labels, got {given}")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         cache = {"past_key_values": past_key_values, "use_cache": use_cache}
         encoded = self.linformer(*inputs, **cache, **outputs, return_dict=True)
         hidden, loss = encoded.last_hidden_state, None
-        if labels is not None and labels.shape != hidden.shape[:2]:
-            raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+        check_labels_of_tokens(labels, hidden)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
         if labels is not None:
@@ -107,6 +107,6 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             model_kwargs |= {"past_key_values": LinformerCache(self.config)} if uses else {}
             return
         check_input(uses, "use_cache", "True with past_key_values", generation_config.use_cache)
-        check_input(isinstance(past, LinformerCache), "past_key_values", EXPECTED, type(past).__name__)
+        check_is_ours(past)
         expected = f"that of all tokens, with the {past.columns} of past_key_values"
         check_input(columns > past.columns, "attention_mask", expected, columns)

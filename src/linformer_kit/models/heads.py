@@ -38,6 +38,12 @@ from linformer_kit.operator.conditions import check_tensors, values_are_cheap
 from linformer_kit.operator.padding import take_positions
 
 
+def check_labels_of_tokens(labels: Tensor | None, hidden: Float[Tensor, "batch seq_len embed"]) -> None:
+    """Raise an error for another number of labels than one for each token."""
+    if labels is not None and labels.shape != hidden.shape[:2]:
+        raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+
+
 class LinformerLMHead(nn.Module):
     """Map hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
 
@@ -95,8 +101,7 @@ class LinformerWithHead(LinformerPreTrainedModel):
         if predicted_positions is not None:
             if self.output_class is SequenceClassifierOutput:
                 raise InputError("predicted_positions: expected None for whole sequences, got a tensor")
-            if labels is not None and labels.shape != hidden.shape[:2]:
-                raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            check_labels_of_tokens(labels, hidden)
             hidden = hidden.flatten(0, 1)[predicted_positions]
             labels = None if labels is None else labels.flatten()[predicted_positions]
         logits = self._logits(hidden, attention_mask)

@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.base import LinearModel, reject_packed
-from linformer_kit.models.cache import EXPECTED, LinformerCache
+from linformer_kit.models.cache import LinformerCache, check_is_ours
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
@@ -174,7 +174,7 @@ def checked_inputs(
     shape, columns = tokens.shape[:2], tokens.shape[1]
     if past is not None:
         check_input(config.causal, "use_cache, past_key_values", "none without causal", type(past).__name__)
-        check_input(isinstance(past, LinformerCache), "past_key_values", EXPECTED, type(past).__name__)
+        check_is_ours(past)
         attention_mask, columns = past.checked_mask(model, attention_mask, shape), past.columns + columns
     if not torch.compiler.is_exporting() and columns > config.max_position_embeddings:
         longest = f"max_position_embeddings {config.max_position_embeddings}"
