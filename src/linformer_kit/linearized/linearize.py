@@ -148,7 +148,7 @@ def optimize(model: Model) -> Model:
 
     Layers with a sliding window run in blocks (`windows`), and linear maps by the fastest library of this processor
     (`products`), if no accelerator is there. Classes, weights and saved files do not change; what `linearize` returns
-    is as fast already.
+    is as fast already. What was changed is logged (`logging`, level INFO; WARNING for windows that stay as they are).
 
     Args:
         model: Any model of transformers, or a `SentenceTransformer` that starts with an encoder of texts.
@@ -160,8 +160,8 @@ def optimize(model: Model) -> Model:
         InputError: for any other object.
     """
     encoder = model if isinstance(model, PreTrainedModel) else text_encoder(model)
-    use_exact_windows(encoder)
-    use_fast_products(encoder)
+    kind, in_blocks, maps = type(encoder).__name__, use_exact_windows(encoder), use_fast_products(encoder)
+    logger.info("%s: windows in blocks: %s; linear maps by the fastest library: %d", kind, in_blocks, maps)
     return model
 
 
