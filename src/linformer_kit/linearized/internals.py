@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,18 @@ def _source(kind: type[nn.Module]) -> str:
         return inspect.getsource(kind)
     except (OSError, TypeError):  # a class without a file
         return ""
+
+
+def check_before_saving(check: Callable[[PreTrainedModel], None]) -> None:
+    """Let every model of transformers be checked before `save_pretrained`: any may have a linear part."""
+    save = PreTrainedModel.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(self: PreTrainedModel, *arguments: Any, **named: Any) -> Any:
+        check(self)
+        return save(self, *arguments, **named)
+
+    PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
 
 
 def set_output_attentions(config: PreTrainedConfig, value: bool) -> None:
