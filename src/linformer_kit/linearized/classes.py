@@ -233,11 +233,15 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     The wrapper keeps the signature, which transformers' Trainer and exporters read.
     """
-    names = list(inspect.signature(base_forward).parameters)[1:]
+    parameters = list(inspect.signature(base_forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
-        named = dict(zip(names, arguments, strict=False)) | named
+        by_place = dict(zip(names, arguments, strict=False))
+        if len(by_place) < len(arguments) or by_place.keys() & named.keys():
+            return base_forward(self, *arguments, **named)  # raises the TypeError
+        named = by_place | named
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
