@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
+from linformer_kit.internals import attention_implementation
 from linformer_kit.linearized.attention import IMPLEMENTATION
-from linformer_kit.linearized.internals import attention_implementation
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.projections import SequenceProjection
 

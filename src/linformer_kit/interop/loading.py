@@ -23,6 +23,7 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
+from linformer_kit.internals import tied_weights
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
@@ -291,7 +292,7 @@ def build_model(
     that the model has no place for.
     """
     model = model_class(config)
-    new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
+    new = tied_weights(model)
     kept = {
         name: tensor
         for name, tensor in model.state_dict().items()
