@@ -28,7 +28,6 @@ from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.models import encoder
-from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import PROJECTIONS
 
@@ -260,7 +259,7 @@ def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 200)
     monkeypatch.setattr(softmax, "_COLUMNS", 1000)
-    monkeypatch.setattr(neighbours, "_ROWS", 3)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

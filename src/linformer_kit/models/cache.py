@@ -16,25 +16,25 @@ from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import last_tokens
 from linformer_kit.operator.slots import ForwardPass, Slots
-from linformer_kit.operator.steps import keep, next_slots
+from linformer_kit.operator.steps import Past, keep, next_slots
 
 
 class LayerCache:
     """What one layer keeps of texts."""
 
-    slots: Slots | None = None
+    past: Past | None = None
     inputs: Float[Tensor, "batch before embed"] | None = None  # the last ones, for a local convolution
     # The same after a pass that has not ended: one that is refused or interrupted changes nothing.
-    new_slots: Slots | None = None
+    new_past: Past | None = None
     new_inputs: Float[Tensor, "batch before embed"] | None = None
 
     def next_slots(
         self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
     ) -> Slots:
         """The slots of a layer's attention for these tokens; what the next ones need is kept."""
-        past = self.slots
+        past = self.past
         slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
-        self.new_slots = keep(attention, slots, run)
+        self.new_past = keep(attention, slots, run)
         return slots
 
     def inputs_before(self, inputs: Tensor, run: ForwardPass, count: int) -> Float[Tensor, "batch before embed"]:
@@ -91,7 +91,7 @@ class LinformerCache(Cache):
     def count(self, tokens: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None) -> None:
         """End a pass: keep what its layers have, and count its tokens; `lengths`: without padding, None: all."""
         for layer in self.layers:
-            layer.slots, layer.inputs, layer.new_slots, layer.new_inputs = layer.new_slots, layer.new_inputs, None, None
+            layer.past, layer.inputs, layer.new_past, layer.new_inputs = layer.new_past, layer.new_inputs, None, None
         batch, columns = tokens.shape[:2]
         new = torch.full((batch,), columns, device=tokens.device) if lengths is None else lengths
         self.columns += columns
@@ -103,7 +103,7 @@ class LinformerCache(Cache):
     def reset(self) -> None:
         self.columns, self.lengths = 0, None
         for layer in self.layers:
-            layer.slots = layer.inputs = None
+            layer.past = layer.inputs = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
@@ -118,13 +118,13 @@ class LinformerCache(Cache):
         """Apply a function to all tensors, whose first axis is that of the texts."""
 
         def changed(value: Any) -> Any:
-            if isinstance(value, tuple):  # slots and neighbours
+            if isinstance(value, tuple):  # a past
                 return type(value)(*map(changed, value))
             return change(value) if isinstance(value, Tensor) else value
 
         self.lengths = changed(self.lengths)
         for layer in self.layers:
-            layer.slots, layer.inputs = changed(layer.slots), changed(layer.inputs)
+            layer.past, layer.inputs = changed(layer.past), changed(layer.inputs)
 
 
 def check_is_ours(past: Any) -> None:

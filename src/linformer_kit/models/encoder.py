@@ -22,7 +22,6 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
 from linformer_kit.operator.kernels import Kernels
-from linformer_kit.operator.neighbours import tokens_before
 from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
@@ -32,6 +31,7 @@ from linformer_kit.operator.projections import (
     inside,
 )
 from linformer_kit.operator.slots import ForwardPass
+from linformer_kit.operator.window import Window
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
 _LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often
@@ -48,7 +48,7 @@ class LocalConvolution(nn.Module):
     def __init__(self, embed_dim: int, width: int, *, causal: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(embed_dim, width))
-        self.before = tokens_before(width, causal)
+        self.before = Window(width, causal).before
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -194,8 +194,8 @@ def checked_inputs(
     order = lengths = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
-        padding = attention_mask == 0
-        order, lengths = right_padded(padding, is_known=may_read and is_right_padded(padding))
+        real = attention_mask != 0
+        order, lengths = right_padded(real, is_known=may_read and is_right_padded(real))
     if order is not None:
         tokens = take_positions(tokens, order)
         if token_type_ids is not None:

@@ -59,10 +59,9 @@ class FastKernels(Kernels):
         self.calls_modules = has_global_hooks()
         self.attends_by_products = has_onednn and here.attends_by_products
         # Formats of what is computed in float32, and of large products through oneDNN; none in mixed precision.
-        halves, products = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
         is_pure = on_cpu and not autocast
-        self.wide = {each for each in halves if is_pure and not here.has_instructions(each)}
-        self.onednn = {each for each in products if is_pure and has_onednn and here.prefers_onednn(each)}
+        self.wide = here.emulated if is_pure else frozenset()
+        self.onednn = here.by_onednn if is_pure and has_onednn else frozenset()
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
         """X·Wᵀ + 1·b, or its exact GELU."""

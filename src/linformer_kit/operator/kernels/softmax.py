@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linformer_kit.operator.conditions import needs_gradient
-from linformer_kit.operator.neighbours import Blocks, Neighbours, block_size
+from linformer_kit.operator.neighbours import Blocks, Neighbours
 from linformer_kit.operator.padding import of_block
 
 _SCORES = 3 << 20  # elements of P̄ of one part by products
@@ -81,7 +81,7 @@ def attend_in_parts(
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
     """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
     _, heads, length, head_dim = query.shape
-    block_rows, columns = (1, slots) if neighbours is None else block_size(length, slots, neighbours.window)
+    block_rows, columns = (1, slots) if neighbours is None else neighbours.window.block_size(length, slots)
     keys = _COLUMNS if query.device.type == "cpu" else _COLUMNS_ON_GPU
     most = (_SCORES if by_products else keys * block_rows // head_dim) // (heads * columns)
     parts = -(-length // max(block_rows, most))
