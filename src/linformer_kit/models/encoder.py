@@ -22,7 +22,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
 from linformer_kit.operator.kernels import Kernels
-from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
+from linformer_kit.operator.padding import put_back, put_back_weights, take_block, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,
@@ -131,8 +131,8 @@ class LinformerLayer(GradientCheckpointingLayer):
             return self._feed_forward(hidden, attended, local, run.kernels), weights
         slots = self.self_attn.project(keys, None, run) if slots is None else slots
         for block in run.blocks:
-            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), run.kernels)
-            hidden[block] = self._feed_forward(hidden[block], attended, of_block(local, *block), run.kernels)
+            attended, _ = self.self_attn.attend(inputs[block], slots.block(*block), run.kernels)
+            hidden[block] = self._feed_forward(hidden[block], attended, take_block(local, *block), run.kernels)
         return hidden, None
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:

@@ -28,7 +28,7 @@ from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, toke
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import check_vectors, described, reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
-from linformer_kit.operator.padding import is_right_padded, of_block, right_padded, take_positions, zero_padding
+from linformer_kit.operator.padding import is_right_padded, right_padded, take_block, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
 from linformer_kit.operator.slots import ForwardPass
 
@@ -132,12 +132,12 @@ class Inputs(NamedTuple):
         """A copy of embeddings with zeros for what is not finite in padding: shared weights would get its gradients."""
         return self.tokens.where(self.tokens.isfinite(), zero_padding(self.tokens, self.lengths))
 
-    def of_block(self, samples: slice, rows: slice) -> Inputs:
+    def block(self, samples: slice, rows: slice) -> Inputs:
         """Some of the tokens."""
         return Inputs(
-            of_block(self.tokens, samples, rows),
-            of_block(self.position_ids, samples, rows),
-            of_block(self.token_type_ids, samples, rows),
+            take_block(self.tokens, samples, rows),
+            take_block(self.position_ids, samples, rows),
+            take_block(self.token_type_ids, samples, rows),
             None if self.lengths is None else self.lengths[samples] - rows.start,
             None,
         )
@@ -261,7 +261,7 @@ class LinformerEmbeddings(nn.Module):
         table = self.position_embeddings.weight
         hidden = table.new_empty(*inputs.tokens.shape[:2], table.shape[1])
         for block in blocks:
-            hidden[block] = self(inputs.of_block(*block))
+            hidden[block] = self(inputs.block(*block))
         return hidden
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import of_block
+from linformer_kit.operator.padding import take_block
 from linformer_kit.operator.window import Window, as_bias, block_count, log_unseen
 
 
@@ -28,12 +28,12 @@ class Neighbours(NamedTuple):
     # Bias of the tokens of each block, if more than the window decides it (`linearized.windows`).
     bias: Float[Tensor, "batch_or_1 blocks rows seen"] | None = None
 
-    def of_block(self, samples: slice, rows: slice) -> Neighbours:
+    def block(self, samples: slice, rows: slice) -> Neighbours:
         """The neighbours of some of the queries, which are whole blocks, in some of the sequences."""
-        own = {name: of_block(getattr(self, name), samples) for name in ("key", "value", "edges", "bias")}
+        own = {name: take_block(getattr(self, name), samples) for name in ("key", "value", "edges", "bias")}
         if (bias := own["bias"]) is not None:
             own["bias"] = bias[:, rows.start // bias.shape[2] : -(-rows.stop // bias.shape[2])]
-        return self._replace(**own, window=self.window.of_block(samples, rows))
+        return self._replace(**own, window=self.window.block(samples, rows))
 
 
 class Blocks(NamedTuple):
@@ -86,25 +86,25 @@ class Blocks(NamedTuple):
         first, after = (end[..., None] for end in window.seen_by(row, neighbours.key.shape[2]))
         dtype = bias_dtype or query.dtype
         if neighbours.bias is None:
-            of_tokens = as_bias((token[:, None] >= first) & (token[:, None] < after), dtype)
+            token_bias = as_bias((token[:, None] >= first) & (token[:, None] < after), dtype)
         else:
-            of_tokens = neighbours.bias.to(dtype)
-        of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
+            token_bias = neighbours.bias.to(dtype)
+        slot_bias = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device=device)
         if neighbours.edges is not None:
             edges = neighbours.edges[:, :, None, None]
             unseen = log_unseen(edges[..., :-1], edges[..., 1:], first[:, None], after[:, None], dtype=dtype)
             if window.is_causal:  # complete slots only; the window holds the tokens of the others
                 unseen = unseen.masked_fill(edges[..., 1:] > row[..., None] + 1, -math.inf)
-            of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))
+            slot_bias = F.pad(unseen, (0, slots - unseen.shape[-1]))
         if mask is not None:
-            of_slots = of_slots.masked_fill(~mask[:, :, None], -math.inf)
-        heads = of_slots.shape[1]
-        parts = [part.expand(batch, heads, count, rows, -1) for part in (of_slots, of_tokens[:, None])]
+            slot_bias = slot_bias.masked_fill(~mask[:, :, None], -math.inf)
+        heads = slot_bias.shape[1]
+        parts = [part.expand(batch, heads, count, rows, -1) for part in (slot_bias, token_bias[:, None])]
 
-        def with_slots(of_slots: Tensor, tokens: Tensor) -> Tensor:
+        def with_slots(slots_first: Tensor, tokens: Tensor) -> Tensor:
             blocks = _cut(tokens, start, rows, seen, count)
             if slots:
-                shared = of_slots.transpose(1, 2)[:, None].expand(-1, count, -1, -1, -1)
+                shared = slots_first.transpose(1, 2)[:, None].expand(-1, count, -1, -1, -1)
                 blocks = torch.cat([shared, blocks], dim=2)
             return blocks.flatten(0, 1).transpose(1, 2)
 
@@ -130,9 +130,9 @@ class Blocks(NamedTuple):
         """P̄: the weights of the slots, and then of each neighbour of the query."""
         scores = self.query @ self.key.transpose(-2, -1) * self.query.shape[-1] ** -0.5
         weights = (scores + self.bias).softmax(dim=-1)
-        of_slots, of_seen = weights[..., : self.slots], weights[..., self.slots :]
-        of_window = of_seen.gather(-1, self._columns().expand(*of_seen.shape[:-1], -1))
-        return self.joined(torch.cat([of_slots, of_window], dim=-1)).transpose(1, 2)
+        slot_weights, seen_weights = weights[..., : self.slots], weights[..., self.slots :]
+        window_weights = seen_weights.gather(-1, self._columns().expand(*seen_weights.shape[:-1], -1))
+        return self.joined(torch.cat([slot_weights, window_weights], dim=-1)).transpose(1, 2)
 
     def product(
         self, weights: Float[Tensor, "batch heads queries slots_and_window"]
@@ -140,12 +140,12 @@ class Blocks(NamedTuple):
         """The product of P̄ with the values."""
         rows = self.query.shape[2]
         blocks = _cut(weights, 0, rows, rows, self.blocks).flatten(0, 1).transpose(1, 2)
-        of_slots, of_window = blocks[..., : self.slots], blocks[..., self.slots :]
-        zeros = of_window.new_zeros(*of_window.shape[:-1], self.key.shape[2] - self.slots)
-        of_seen = zeros.scatter(-1, self._columns().expand(of_window.shape), of_window)
+        slot_weights, window_weights = blocks[..., : self.slots], blocks[..., self.slots :]
+        zeros = window_weights.new_zeros(*window_weights.shape[:-1], self.key.shape[2] - self.slots)
+        seen_weights = zeros.scatter(-1, self._columns().expand(window_weights.shape), window_weights)
         # Zero, also in gradients, for tokens that a row does not see.
-        of_seen = of_seen.masked_fill(self.bias[..., self.slots :] == -math.inf, 0.0)
-        return self.joined(torch.cat([of_slots, of_seen], dim=-1) @ self.value).transpose(1, 2)
+        seen_weights = seen_weights.masked_fill(self.bias[..., self.slots :] == -math.inf, 0.0)
+        return self.joined(torch.cat([slot_weights, seen_weights], dim=-1) @ self.value).transpose(1, 2)
 
     def _columns(self) -> Int[Tensor, "rows window"]:
         """The columns, after the slots, of the neighbours of each row."""

@@ -100,6 +100,6 @@ def zero_padding(
     return hidden.masked_fill(padding if hidden.dim() == 3 else padding[:, None], 0.0)
 
 
-def of_block(tensor: _Maybe, samples: slice, *rows: slice) -> _Maybe:
+def take_block(tensor: _Maybe, samples: slice, *rows: slice) -> _Maybe:
     """Some rows of some sequences of a tensor, `[batch, rows, …]`, or `[1, …]` for every sequence, or of None."""
     return tensor if tensor is None else tensor[(slice(None) if tensor.shape[0] == 1 else samples, *rows)]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.neighbours import Blocks, Neighbours
-from linformer_kit.operator.padding import of_block
+from linformer_kit.operator.padding import take_block
 from linformer_kit.operator.window import not_later
 
 
@@ -84,10 +84,10 @@ class Slots(NamedTuple):
             dims: k of each head.
         """
         by_number = {k: compress(k) for k in {*dims}}
-        of_heads = [by_number[k] for k in dims]
-        missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
+        parts = [by_number[k] for k in dims]
+        missing = [max(part.key.shape[2] for part in parts) - part.key.shape[2] for part in parts]
         keys, values, real, sizes = [], [], [], []
-        for head, (part, fill) in enumerate(zip(of_heads, missing, strict=True)):
+        for head, (part, fill) in enumerate(zip(parts, missing, strict=True)):
             keys.append(F.pad(part.key[:, head], (0, 0, 0, fill)))
             values.append(F.pad(part.value[:, head], (0, 0, 0, fill)))
             all_real = torch.ones(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
@@ -113,11 +113,11 @@ class Slots(NamedTuple):
             sizes=first.long() if self.sizes is None else _joined(first.long(), self.sizes),
         )
 
-    def of_block(self, samples: slice, rows: slice) -> Slots:
+    def block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences; of causal full attention those up to the last query."""
         seen = slice(rows.stop if self.is_causal else None)
-        own = {name: of_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "real")}
-        return self._replace(**own, neighbours=self.neighbours and self.neighbours.of_block(samples, rows))
+        own = {name: take_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "real")}
+        return self._replace(**own, neighbours=self.neighbours and self.neighbours.block(samples, rows))
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from linformer_kit.operator.padding import of_block
+from linformer_kit.operator.padding import take_block
 
 _ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens; without slots half as many
 _MOST_ROWS = 512  # with wide windows
@@ -51,9 +51,9 @@ class Window(NamedTuple):
         after = torch.minimum(positions + self.width - self.before, limits)
         return first, torch.where(positions < limits, after, first)
 
-    def of_block(self, samples: slice, rows: slice) -> Window:
+    def block(self, samples: slice, rows: slice) -> Window:
         """The window of some of the queries, in some of the sequences."""
-        lengths, starts = of_block(self.lengths, samples), of_block(self.starts, samples)
+        lengths, starts = take_block(self.lengths, samples), take_block(self.starts, samples)
         return self._replace(first=self.first + rows.start, lengths=lengths, starts=starts)
 
     def block_size(self, queries: int, slots: int) -> tuple[int, int]:

@@ -193,20 +193,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kernels: FastKernels, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        _, of_inputs, of_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
+        _, inputs_need, weight_needs, _ = ctx.needs_input_grad
+        ctx.save_for_backward(inputs if weight_needs else None, weight if inputs_need else None)
         return kernels.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         rows, linear = grad.reshape(-1, grad.shape[-1]), choose(grad).linear
-        _, of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        _, inputs_need, weight_needs, bias_needs = ctx.needs_input_grad
         return (
             None,
-            linear(grad, weight.T) if of_inputs else None,
-            linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if of_weight else None,
-            rows.sum(dim=0) if of_bias else None,
+            linear(grad, weight.T) if inputs_need else None,
+            linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if weight_needs else None,
+            rows.sum(dim=0) if bias_needs else None,
         )
 
 
@@ -222,14 +222,14 @@ class _GeluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
         rows, linear = grad.reshape(-1, grad.shape[-1]), choose(grad).linear
-        _, of_hidden, of_weight, of_bias = ctx.needs_input_grad
+        _, hidden_needs, weight_needs, bias_needs = ctx.needs_input_grad
         hidden_gradient = weight_gradient = None
-        if of_weight:
+        if weight_needs:
             weight_gradient = linear(rows.T, F.gelu(hidden).reshape(-1, hidden.shape[-1]).T)
-        if of_hidden:
+        if hidden_needs:
             upstream = linear(grad, weight.T.to(grad.dtype))  # mixed precision has other weights
             if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, or of `is_grads_batched`
                 hidden_gradient = torch.ops.aten.gelu_backward(upstream, hidden)
             else:  # in place: new memory of that size costs 2 % of an update
                 hidden_gradient = torch.ops.aten.gelu_backward.grad_input(upstream, hidden, grad_input=upstream)
-        return None, hidden_gradient, weight_gradient, rows.sum(dim=0) if of_bias else None
+        return None, hidden_gradient, weight_gradient, rows.sum(dim=0) if bias_needs else None
