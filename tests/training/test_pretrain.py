@@ -132,15 +132,20 @@ def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, ca
 
 
 def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
-    text, folder = tmp_path / "text", tmp_path / "out"
+    text, folder, held_out = tmp_path / "text", tmp_path / "out", tmp_path / "validation.txt"
     shutil.copytree(corpus, text)
-    main(arguments(text, folder))
+    shutil.copy(corpus / "1.txt", held_out)
+    run = [*arguments(text, folder), f"--validation_file={held_out}"]
+    main(run)
     before = (folder / "tokenizer.json").read_bytes()
     os.utime(text / "0.txt", ns=(1, 1))  # fetched again
-    main(arguments(text, folder, "--resume"))
-    (text / "0.txt").write_text("something else entirely\n" * 50)
-    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
-    assert f"resume: expected corpus_fingerprint as in {folder / 'run.json'}, " in error
+    main([*run, "--resume"])
+    held_out.write_text("something else entirely\n" * 50)
+    error = fail_last_line(capsys, *run, "--resume", "--max_steps=6")
+    assert f"resume: expected validation_text_fingerprint as in {folder / 'run.json'}, " in error
+    shutil.copy(held_out, text / "0.txt")
+    error = fail_last_line(capsys, *run, "--resume", "--max_steps=6")
+    assert f"resume: expected train_text_fingerprint as in {folder / 'run.json'}, " in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 

@@ -80,7 +80,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
     fingerprints = {
-        "corpus_fingerprint": data.corpus.fingerprint,
+        "train_text_fingerprint": data.corpus.train.fingerprint,
+        "validation_text_fingerprint": data.corpus.validation.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
         "from_model_fingerprint": "" if start is None else fingerprint(start),
     }
@@ -133,7 +134,8 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         corpus={
             "description": data.corpus.description,
-            "fingerprint": data.corpus.fingerprint,
+            "train_fingerprint": data.corpus.train.fingerprint,
+            "validation_fingerprint": data.corpus.validation.fingerprint,
             "vocab_size": vocabulary_size(data.tokenizer),
             "seq_len": model.config.max_position_embeddings,
             "train_sequences": len(data.train),
