@@ -206,7 +206,10 @@ def test_the_loss_of_a_causal_model_is_over_all_tokens_but_the_first(config):
     torch.testing.assert_close(task(batch, task.labels(batch)), expected)
 
 
-def test_unigram_entropy_by_hand(words):
+@pytest.mark.parametrize(("causal", "frequencies"), [(False, [2, 1, 1]), (True, [2, 1, 1, 2])])
+def test_unigram_entropy_by_hand(words, causal, frequencies):
+    """The token that ends a document is a target of causal models."""
     blocks = Dataset.from_dict({"input_ids": [[0, 5, 5, 2], [0, 7, 9, 2]]})
     data = SimpleNamespace(tokenizer=words, validation=SimpleNamespace(blocks=blocks.with_format("numpy")))
-    assert _unigram_entropy(data) == pytest.approx(1.5 * math.log(2))
+    expected = -sum(count / sum(frequencies) * math.log(count / sum(frequencies)) for count in frequencies)
+    assert _unigram_entropy(data, causal=causal) == pytest.approx(expected)

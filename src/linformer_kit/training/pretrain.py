@@ -143,7 +143,7 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         validation_loss=loss,
         perplexity=perplexity(loss),
-        unigram_entropy=_unigram_entropy(data),
+        unigram_entropy=_unigram_entropy(data, causal=model.config.causal),
         curve=sorted(curve.items()),
         guesses=[] if training.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
@@ -221,14 +221,16 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 
 
-def _unigram_entropy(data: MaskedText) -> float:
-    """Entropy of the frequencies of the validation text's tokens, in nats: the loss of the best prediction that ignores
-    all context. Special tokens, which are never masked, do not count."""
+def _unigram_entropy(data: MaskedText, *, causal: bool) -> float:
+    """Entropy of the frequencies of the validation text's tokens that may be targets, in nats: the loss of the best
+    prediction that ignores all context. A masked model predicts no special tokens, and no model the start of a block.
+    """
     size = vocabulary_size(data.tokenizer)
     counts = np.zeros(size, dtype=np.int64)
     for batch in data.validation.blocks.iter(batch_size=1024):
-        counts += np.bincount(np.asarray(batch["input_ids"]).ravel(), minlength=size)
-    counts[data.tokenizer.all_special_ids] = 0
+        counts += np.bincount(np.asarray(batch["input_ids"])[:, 1:].ravel(), minlength=size)
+    if not causal:
+        counts[data.tokenizer.all_special_ids] = 0
     return float(entr(counts / counts.sum()).sum())
 
 
