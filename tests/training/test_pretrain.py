@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_kit.data.packing import next_tokens
+from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.pretrain import CausalLanguageModel, _unigram_entropy
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
@@ -81,7 +82,7 @@ def test_model_and_tokenizer_load_and_fit(run):
 
 def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
     """With E and F at a rate of their own, from the same model wherever it stands, and from no other."""
-    options = ["--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant"]
+    options = ["--projection_learning_rate_factor=0.3", "--lr_scheduler_type=constant", f"--tokenizer={run}"]
     main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
     cut = arguments(corpus, tmp_path / "cut")
     main([*cut, f"--from_model={run}", *options])
@@ -103,12 +104,17 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--from_model=RUN", "--model.hidden_size=128"], "model.hidden_size: expected 33, as from_model RUN, got 128"),
+        (["--from_model=RUN", "--model.causal=true"], "model.causal: expected False, as from_model RUN, got True"),
+        (["--from_model=RUN", "--tokenizer=OTHER"], "tokenizer: expected that of from_model RUN, got OTHER"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],
 )
 def test_settings_rejected_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
-    options = [option.replace("RUN", str(run)) for option in options]
+    train_tokenizer(["other words"], vocab_size=263, max_length=23).save_pretrained(tmp_path / "other")
+    places = {"RUN": str(run), "OTHER": str(tmp_path / "other")}
+    *options, message = (re.sub("RUN|OTHER", lambda name: places[name[0]], text) for text in (*options, message))
     assert message in fail(capsys, *arguments(corpus, tmp_path / "out"), *options)
     assert not (tmp_path / "out").exists()
 

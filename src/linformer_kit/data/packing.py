@@ -61,15 +61,12 @@ class MaskedText:
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
     """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
     seq_len, causal = settings.model.max_position_embeddings, settings.model.causal
-    existing = settings.from_model or settings.tokenizer
-    # Loaded first, so that its errors come before the text is read.
-    tokenizer = load_tokenizer(existing, max_length=seq_len, is_masked=not causal) if existing else None
+    tokenizer = _existing_tokenizer(settings)  # first, so that its errors come before the text is read
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(settings, corpus.train)
-    if causal:
-        tokenizer = tokenizer_of_prompts(tokenizer)
+        tokenizer = tokenizer_of_prompts(tokenizer) if causal else tokenizer
     masks = next_tokens if causal else BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
 
     cache = cache_folder() / "blocks"
@@ -82,6 +79,18 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
         expected = f"enough to mask any of {len(validation)} validation sequences"
         raise InputError(f"mlm_probability: expected {expected}, got {settings.mlm_probability}")
     return MaskedText(corpus, tokenizer, train, validation)
+
+
+def _existing_tokenizer(settings: PretrainSettings) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of `from_model`, or the one that is asked for; an `InputError` for two that differ."""
+    tokenizers = []
+    for name in filter(None, (settings.from_model, settings.tokenizer)):
+        causal = settings.model.causal
+        tokenizer = load_tokenizer(name, max_length=settings.model.max_position_embeddings, is_masked=not causal)
+        tokenizers.append(tokenizer_of_prompts(tokenizer) if causal else tokenizer)
+    if len(set(map(tokenizer_fingerprint, tokenizers))) > 1:
+        raise InputError(f"tokenizer: expected that of from_model {settings.from_model}, got {settings.tokenizer}")
+    return tokenizers[0] if tokenizers else None
 
 
 def _trained_tokenizer(settings: PretrainSettings, text: Side) -> PreTrainedTokenizerFast:

@@ -217,8 +217,12 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
     if not isinstance(model, LinformerLanguageModel):
         expected = "a Linformer (`linformer convert` makes one)"
         raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
-    fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
-    return dataclasses.replace(settings, model=ModelSettings(**fields)), model
+    fields = model.config.own_fields
+    for name, value in fields.items():
+        if f"model.{name}" in settings.given and (got := getattr(settings.model, name)) != value:
+            raise InputError(f"model.{name}: expected {value}, as from_model {settings.from_model}, got {got}")
+    tokenizer = settings.tokenizer if "tokenizer" in settings.given else None
+    return dataclasses.replace(settings, model=ModelSettings(**fields), tokenizer=tokenizer), model
 
 
 def _unigram_entropy(data: MaskedText, *, causal: bool) -> float:
