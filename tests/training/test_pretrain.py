@@ -107,10 +107,11 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
         (["--from_model=RUN", "--model.hidden_size=128"], "model.hidden_size: expected 33, as from_model RUN, got 128"),
         (["--from_model=RUN", "--model.causal=true"], "model.causal: expected False, as from_model RUN, got True"),
         (["--from_model=RUN", "--tokenizer=OTHER"], "tokenizer: expected that of from_model RUN, got OTHER"),
+        (["--model.causal=true"], "model.projection: expected one with windows (such as mean_pool), or full attention, with causal, got 'dynamic'; the recipe `causal` has settings that fit"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],
-)
+)  # fmt: skip
 def test_settings_rejected_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
     train_tokenizer(["other words"], vocab_size=263, max_length=23).save_pretrained(tmp_path / "other")
     places = {"RUN": str(run), "OTHER": str(tmp_path / "other")}
@@ -173,8 +174,7 @@ def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
 
 def test_a_causal_model_is_trained_resumed_and_generates(corpus, tmp_path, capsys):
     """Exactly as without an interruption, and from a model too; its prompts begin as its blocks, and do not end."""
-    causal = {"causal": "true", "projection": "mean_pool", "sliding_window": 4, "attention": ["linformer", "full"]}
-    options = [*(f"--model.{name}={value}" for name, value in causal.items()), "--lr_scheduler_type=constant"]
+    options = ["--recipe=causal", "--model.attention=[linformer, full]", "--lr_scheduler_type=constant"]
     main(arguments(corpus, whole := tmp_path / "whole", *options, "--max_steps=6"))
     assert "pipeline('text-generation'" in capsys.readouterr().out
     main(arguments(corpus, cut := tmp_path / "cut", *options))

@@ -115,7 +115,11 @@ def _check_settings(settings: PretrainSettings) -> None:
         check_input(settings.save_steps == settings.eval_steps, "save_steps", expected, settings.save_steps)
     longest = settings.model.max_position_embeddings
     check_input(longest > 1, "max_position_embeddings", "2 or more, a start token and text", longest)
-    LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    try:
+        LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    except InputError as error:
+        advice = "; the recipe `causal` has settings that fit" if settings.model.causal else ""
+        raise InputError(f"model.{error}{advice}") from None
 
 
 def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training: Training) -> dict[str, Any]:
