@@ -55,7 +55,9 @@ def test_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
 
 def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
     text = side(["ab", "c"])
-    message = "notes.txt: expected at least 6 tokens for one sequence of max_position_embeddings 7, got fewer"
+    message = (
+        "notes.txt: expected at least 6 tokens for one sequence of max_position_embeddings 7, got fewer; give more text"
+    )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         pack(text, tokenizer, seq_len=7, cache=tmp_path, description="notes.txt")
     assert list(tmp_path.iterdir()) == []

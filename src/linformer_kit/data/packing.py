@@ -135,7 +135,7 @@ def pack(text: Side, tokenizer: PreTrainedTokenizerFast, *, seq_len: int, cache:
             yield pyarrow.record_batch([ids], schema)
         if count == 0:
             expected = f"at least {seq_len - 1} tokens for one sequence of max_position_embeddings {seq_len}"
-            raise InputError(f"{description}: expected {expected}, got fewer")
+            raise InputError(f"{description}: expected {expected}, got fewer; give more text")
 
     name = fingerprint(text.fingerprint, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION)
     return cached_dataset(cache / f"{name}.arrow", schema, batches)

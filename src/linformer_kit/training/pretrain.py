@@ -210,7 +210,10 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerLanguageModel | None]:
-    """The settings with the architecture of `from_model`, and that model; None for a new model."""
+    """The settings with the architecture of `from_model`, and that model; None for a new model.
+
+    Raises an error for settings that were given and contradict the model.
+    """
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
