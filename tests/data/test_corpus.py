@@ -9,10 +9,12 @@ import shutil
 
 import datasets
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import CorpusSettings
-from linformer_kit.data.corpus import load_corpus
+from linformer_kit.data.corpus import load_corpus, split
 
 
 @pytest.fixture
@@ -90,6 +92,50 @@ def test_equal_documents_fall_on_the_same_side(tmp_path, load):
     corpus = load("a.txt", document="line", validation_fraction=0.3)
     train, validation = texts(corpus.train), texts(corpus.validation)
     assert not set(train) & set(validation) and len(train) + len(validation) == 65
+
+
+@pytest.mark.parametrize(
+    ("texts", "fraction", "held"),
+    [
+        (["often"] * 40 + numbered(60), 0.05, 5),
+        (["often"] * 90 + numbered(10), 0.2, 10),  # all others
+        ([text for text in numbered(20) for _ in range(7)], 0.05, 7),
+        (["a"] * 3 + ["b"] * 4, 0.05, 3),  # none fits
+        (numbered(11), 0.99, 10),  # one is left to learn from
+    ],
+)
+def test_the_held_out_share_is_near_to_the_one_asked_for(texts, fraction, held):
+    for seed in range(5):
+        train, validation = split(texts, fraction=fraction, seed=seed, name="a.txt")
+        assert len(validation) == held and len(train) == len(texts) - held
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 30), st.sets(st.sampled_from("abcde"))), min_size=2, max_size=90),
+    fraction=st.floats(0.01, 0.9),
+    seed=st.integers(0, 3),
+)
+def test_a_split_of_texts_with_classes(rows, fraction, seed):
+    """Equal texts are on one side, no more are held out than asked for, and every class is learnt, where possible."""
+    texts, classes = [str(text) for text, _ in rows], [tuple(sorted(values)) for _, values in rows]
+    assume(len(set(texts)) > 1)
+    parts = split(texts, fraction=fraction, seed=seed, name="a.csv", keep=classes)
+    train, validation = ([texts[index] for index in part] for part in parts)
+    assert train and validation and not set(train) & set(validation) and sorted(train + validation) == sorted(texts)
+    unlearnt = {value for values in classes for value in values}
+    unlearnt -= {value for index in parts[0] for value in classes[index]}
+    assert len(set(validation)) == 1 or (not unlearnt and len(validation) <= max(1, round(fraction * len(rows))))
+
+
+def test_a_text_of_each_class_is_learnt(caplog):
+    texts, classes = numbered(100), ["rare", "once", *["usual"] * 98]
+    texts[5:8], classes[5:8] = ["document 0"] * 3, ["rare"] * 3  # the same text
+    for seed in range(30):
+        train, held = split(texts, fraction=0.5, seed=seed, name="a.csv", keep=classes)
+        assert {0, 1, 5, 6, 7} <= set(train) and len(held) == 50
+    assert not caplog.records
+    split(["x", "y", "y"], fraction=0.5, seed=0, name="a.csv", keep=["rare", ("one", "two"), "one"])
+    assert caplog.messages == ["a.csv: the only text of 'rare' is held out; give --validation_file to learn from it"]
 
 
 def test_validation_file_leaves_all_training_documents(tmp_path, load):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import CachedTextSettings, CorpusSettings
 from linformer_kit.data.files import cache_folder, cached_dataset, content_hash, text_files
 from linformer_kit.data.read import check_columns, load_hub, read_documents, text_groups
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA = pyarrow.schema({"text": pyarrow.large_string()})  # `string` is limited to 2 GiB per batch
 _BATCH_SIZE = 64  # documents
@@ -71,25 +75,59 @@ def texts_of(documents: Dataset) -> Iterator[str]:
 
 
 def split(
-    texts: Iterable[str], *, fraction: float, seed: int, name: str, advice: str = ""
+    texts: Iterable[str],
+    *,
+    fraction: float,
+    seed: int,
+    name: str,
+    advice: str = "",
+    keep: Sequence[Hashable] = (),
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " validation"]]:
     """Numbers of the texts to learn from and of those to hold out: at least one, and equal texts in the same part.
 
-    Those with the lowest hashes are held out, so the choice depends on neither the order of the texts nor the machine.
+    Different texts are held out in the order of their hashes, each if it fits into the share that is asked for. So the
+    choice depends on neither the order of the texts nor the machine, and a frequent text is learnt.
+
+    Args:
+        texts: All texts.
+        fraction: Share of the texts to hold out.
+        seed: Seed of the hashes.
+        name: Name of the texts, for messages.
+        advice: End of the message where all texts are equal.
+        keep: The class of each text, or a tuple of its classes. A text of each class is kept to learn from; a warning
+            names the classes without one, where every text is the only one of a class.
 
     Raises:
-        InputError: All texts are equal; the message has `name` and ends with `advice`.
+        InputError: All texts are equal.
     """
     digests = (hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()) for text in texts)
     ranks = np.fromiter((int.from_bytes(digest.digest(), "big") for digest in digests), np.uint64)
-    different = np.unique(ranks)
+    different, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
     if len(different) < 2:
         raise InputError(
             f"{name}: expected at least 2 different texts to hold some out, got 1; give --validation_file{advice}"
         )
-    count = max(1, round(fraction * len(ranks)))
-    held = ranks <= min(np.sort(ranks)[count - 1], different[-2])
-    return np.flatnonzero(~held), np.flatnonzero(held)
+    classes: defaultdict[int, set[Hashable]] = defaultdict(set)
+    for place, value in zip(places.tolist(), keep, strict=False):
+        classes[place].update(value if isinstance(value, tuple) else (value,))
+    learnt = Counter(value for values in classes.values() for value in values)  # different texts of each class
+
+    def is_last(place: int) -> bool:
+        return any(learnt[value] < 2 for value in classes.get(place, ()))
+
+    missing = min(max(1, round(fraction * len(ranks))), len(ranks) - 1)
+    held = []
+    for place in np.flatnonzero(counts <= missing).tolist():
+        if counts[place] <= missing and not is_last(place):
+            held.append(place)
+            learnt.subtract(classes.get(place, ()))
+            missing -= int(counts[place])
+    if not held:  # every text is too frequent or the last of a class
+        held = [min(range(len(different)), key=lambda place: (is_last(place), counts[place]))]
+        if lost := ", ".join(repr(value) for value in classes.get(held[0], ()) if learnt[value] < 2):
+            logger.warning(f"{name}: the only text of {lost} is held out; give --validation_file to learn from it")
+    is_held = np.isin(places, held)
+    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
 def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None, list[Any]]:
