@@ -6,7 +6,7 @@ recipe.
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -182,9 +182,10 @@ class UpdateSettings(TrainingSettings):
 class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
     """Pretrain a masked or causal language model on text."""
 
+    given: ClassVar[frozenset[str]] = frozenset()  # names of the settings of the command line and --config files
     model: ModelSettings  # The architecture: its settings are --model.NAME.
-    # Folder or hub id of a language model of this package to train further. Its architecture and tokenizer
-    # replace `model` and `tokenizer`; default: a new model.
+    # Folder or hub id of a language model of this package to train further, with its architecture and tokenizer
+    # instead of those of the recipe; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
     # Share of tokens to predict: 80 % become <mask>, 10 % random ones; a causal model predicts every token.

@@ -6,8 +6,6 @@ The cache has Arrow files that are written once, atomically, and memory-mapped b
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import os
 import platform
 import shutil
@@ -17,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from datasets import Dataset
@@ -27,7 +24,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import names_only
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES, is_saved_dataset
 from linformer_kit.files.folders import check_writable
-from linformer_kit.files.manifest import file_fingerprint
+from linformer_kit.files.manifest import fingerprint
 from linformer_kit.files.writing import whole_file
 
 SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
@@ -50,8 +47,8 @@ class TextFiles:
     def fingerprint(self) -> str:
         """Hash of contents and order of the files, and how they are read; a copy of the same text has the same hash."""
         paths = tqdm(self.paths, desc="Hashing text", unit=" files", delay=2)
-        contents = [(path.suffix.lower(), file_fingerprint(path)) for path in paths]
-        return content_hash([_RULES_VERSION, self.document, self.column, contents])
+        contents = ((path.suffix.lower(), path) for path in paths)
+        return fingerprint(_RULES_VERSION, self.document, self.column, contents)
 
 
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
@@ -118,14 +115,6 @@ def text_files(patterns: list[str] | None, *, field: str, document: str = "file"
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
     name = f"standard library of Python {platform.python_version()}"
     return TextFiles(name, tuple(sorted(paths)), document="file", column="text")
-
-
-def content_hash(parts: Iterable[Any]) -> str:
-    """Hexadecimal SHA-256 of values that JSON can hold, in their order."""
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(json.dumps(part).encode() + b"\n")
-    return content.hexdigest()
 
 
 def cache_folder() -> Path:

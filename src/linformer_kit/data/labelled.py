@@ -16,8 +16,9 @@ import numpy as np
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 from linformer_kit.data.corpus import split
-from linformer_kit.data.files import content_hash, find_files
+from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, TextColumns, check_text, hub_rows, load_hub, read_table
+from linformer_kit.files.manifest import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -194,9 +195,8 @@ class LabelledTexts:
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all texts and classes."""
-        every = (*self.train, *self.validation)
-        sizes = [len(self.train), len(self.validation)]
-        return content_hash([sizes, *([example.text, example.text_pair, example.values] for example in every)])
+        sides = (self.train, self.validation)
+        return fingerprint(*(((each.text, each.text_pair, each.values) for each in side) for side in sides))
 
 
 def load_labelled(settings: FinetuneSettings) -> LabelledTexts:

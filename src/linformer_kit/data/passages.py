@@ -18,10 +18,11 @@ from torch.utils.data import Dataset as TorchDataset
 from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
 from linformer_kit.data.corpus import load_corpus, split, texts_of
-from linformer_kit.data.files import content_hash, find_files
+from linformer_kit.data.files import find_files
 from linformer_kit.data.packing import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Encoder, Window
+from linformer_kit.files.manifest import fingerprint
 
 _SHORTEST = 8  # tokens of the shortest passages
 _FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
@@ -53,15 +54,17 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     validation: Texts
     if packing:
         corpus = load_corpus(settings, seed=settings.seed)
-        description, identity = corpus.description, corpus.fingerprint
+        description = corpus.description
+        identity = fingerprint(corpus.train.fingerprint, corpus.validation.fingerprint)
         train, validation = (
-            Passages(side, encoder, seed=settings.seed, mask=mask) for side in (corpus.train, corpus.validation)
+            Passages(side.documents, encoder, seed=settings.seed, mask=mask)
+            for side in (corpus.train, corpus.validation)
         )
     else:
         texts, held = _texts(settings)
         name = " ".join(names_only(settings.train_file or []))
         description = f"{name}: {len(texts):,} texts to learn from, {len(held):,} for validation"
-        identity = content_hash([texts, held])
+        identity = fingerprint(iter(texts), iter(held))
         train, validation = (Texts(side, encoder, mask=mask) for side in (texts, held))
     return Inputs(train, _validation_inputs(validation, settings, encoder.max_length), description, identity)
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError, check_input, input_errors
-from linformer_kit.data.files import content_hash
 from linformer_kit.data.read import Text, text_groups
+from linformer_kit.files.manifest import fingerprint
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
@@ -153,7 +153,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         del rules["truncation"], rules["padding"]
     else:
         rules = [repr(tokenizer), tokenizer.get_vocab()]
-    return content_hash([rules, start_token_id(tokenizer), end_token_id(tokenizer)])
+    return fingerprint(rules, start_token_id(tokenizer), end_token_id(tokenizer))
 
 
 class EncodedText(NamedTuple):

@@ -80,7 +80,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
     fingerprints = {
-        "corpus_fingerprint": data.corpus.fingerprint,
+        "train_text_fingerprint": data.corpus.train.fingerprint,
+        "validation_text_fingerprint": data.corpus.validation.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
         "from_model_fingerprint": "" if start is None else fingerprint(start),
     }
@@ -114,7 +115,11 @@ def _check_settings(settings: PretrainSettings) -> None:
         check_input(settings.save_steps == settings.eval_steps, "save_steps", expected, settings.save_steps)
     longest = settings.model.max_position_embeddings
     check_input(longest > 1, "max_position_embeddings", "2 or more, a start token and text", longest)
-    LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    try:
+        LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    except InputError as error:
+        advice = "; the recipe `causal` has settings that fit" if settings.model.causal else ""
+        raise InputError(f"model.{error}{advice}") from None
 
 
 def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training: Training) -> dict[str, Any]:
@@ -133,7 +138,8 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         corpus={
             "description": data.corpus.description,
-            "fingerprint": data.corpus.fingerprint,
+            "train_fingerprint": data.corpus.train.fingerprint,
+            "validation_fingerprint": data.corpus.validation.fingerprint,
             "vocab_size": vocabulary_size(data.tokenizer),
             "seq_len": model.config.max_position_embeddings,
             "train_sequences": len(data.train),
@@ -141,7 +147,7 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         validation_loss=loss,
         perplexity=perplexity(loss),
-        unigram_entropy=_unigram_entropy(data),
+        unigram_entropy=_unigram_entropy(data, causal=model.config.causal),
         curve=sorted(curve.items()),
         guesses=[] if training.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
@@ -204,7 +210,10 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerLanguageModel | None]:
-    """The settings with the architecture of `from_model`, and that model; None for a new model."""
+    """The settings with the architecture of `from_model`, and that model; None for a new model.
+
+    Raises an error for settings that were given and contradict the model.
+    """
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
@@ -215,18 +224,24 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
     if not isinstance(model, LinformerLanguageModel):
         expected = "a Linformer (`linformer convert` makes one)"
         raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
-    fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
-    return dataclasses.replace(settings, model=ModelSettings(**fields)), model
+    fields = model.config.own_fields
+    for name, value in fields.items():
+        if f"model.{name}" in settings.given and (got := getattr(settings.model, name)) != value:
+            raise InputError(f"model.{name}: expected {value}, as from_model {settings.from_model}, got {got}")
+    tokenizer = settings.tokenizer if "tokenizer" in settings.given else None
+    return dataclasses.replace(settings, model=ModelSettings(**fields), tokenizer=tokenizer), model
 
 
-def _unigram_entropy(data: MaskedText) -> float:
-    """Entropy of the frequencies of the validation text's tokens, in nats: the loss of the best prediction that ignores
-    all context. Special tokens, which are never masked, do not count."""
+def _unigram_entropy(data: MaskedText, *, causal: bool) -> float:
+    """Entropy of the frequencies of the validation text's tokens that may be targets, in nats: the loss of the best
+    prediction that ignores all context. A masked model predicts no special tokens, and no model the start of a block.
+    """
     size = vocabulary_size(data.tokenizer)
     counts = np.zeros(size, dtype=np.int64)
     for batch in data.validation.blocks.iter(batch_size=1024):
-        counts += np.bincount(np.asarray(batch["input_ids"]).ravel(), minlength=size)
-    counts[data.tokenizer.all_special_ids] = 0
+        counts += np.bincount(np.asarray(batch["input_ids"])[:, 1:].ravel(), minlength=size)
+    if not causal:
+        counts[data.tokenizer.all_special_ids] = 0
     return float(entr(counts / counts.sum()).sum())
 
 
