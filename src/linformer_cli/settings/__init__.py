@@ -130,7 +130,7 @@ class WeightSettings(DeviceSettings):
 class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
-    output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
+    output_dir: Output[Folder | None] = None  # Folder of model, checkpoints and results; default: one in `runs/`.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass, also in evaluation.
     seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
@@ -347,7 +347,7 @@ class CostSettings:
     device: Machine[str] = "cpu"  # Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
-    output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
+    output_dir: Output[Folder | None] = None  # New folder for the results; default: one in `runs/`.
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
