@@ -55,7 +55,7 @@ Draw = Callable[[Record], Figure | None]
 class ScriptSettings:
     """Settings of all scripts."""
 
-    # Folder of the results, continued if it has some; default: a new folder below runs/.
+    # Folder of the results, continued if it has some; default: a new folder in `runs/`.
     output_dir: Output[Folder | None] = None
 
 

@@ -13,11 +13,12 @@ import transformers
 from safetensors.torch import load_file
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
+import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_cli.settings import EmbedSettings, PredictSettings, declare
 from linformer_kit import InputError
 from linformer_kit.inference import batches, embedder, files
-from tests.conftest import fail, fail_last_line
+from tests.conftest import SIZES, fail, fail_last_line, randomise, save_tokenizer
 from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 
@@ -62,6 +63,27 @@ def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, confi
     assert expected.shape[1] == config.get("truncate_dim", 33) and "plain" not in caplog.text
     plain = encoded(folder / "model", texts)
     assert expected.shape != plain.shape or np.abs(expected - plain).max() > 1e-3
+
+
+def test_e_and_f_that_were_never_trained_are_said(folder, tmp_path, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = lk.LinformerConfig(**SIZES)
+    for name, model in (("new", lk.LinformerModel(config)), ("trained", randomise(lk.LinformerModel(config)))):
+        model.save_pretrained(tmp_path / name)
+        save_tokenizer(tmp_path / name)
+        main(
+            [
+                "embed",
+                str(tmp_path / name),
+                str(folder / "texts.jsonl"),
+                "--text_column",
+                "body",
+                "--out",
+                f"{name}.npy",
+            ]
+        )
+    said = [record.args[0] for record in caplog.records if "were never trained" in record.msg]
+    assert said == [str(tmp_path / "new")]
 
 
 def test_weights_in_bfloat16(folder, tmp_path, capsys):

@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys)
     assert len(calls) == 10 and cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate", "embed", "export", "convert", "distill", "fill-mask"])
+@pytest.mark.parametrize("command", ["predict", "evaluate", "embed", "export", "linearize", "distill", "fill-mask"])
 def test_an_exported_model_is_named(command, texts, tmp_path, capsys):
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / "config.json").write_text("{}")

@@ -190,8 +190,7 @@ COMMANDS = {
     "embed": ["MODEL", "texts.csv", "--out", "out.npy"],
     "fill-mask": ["MASKED", "w7 <mask>", "--top_k", "3"],
     "export": ["MODEL", "out"],
-    "convert": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
-    "spectrum": ["MODEL", "--text_file", "texts.csv", "--seq_len", "8", "--samples", "1", "--output_dir", "out"],
+    "linearize": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
 }
 
 
@@ -231,7 +230,7 @@ def test_a_command_checks_a_folder_once_and_loads_a_model_once(prepared, name, m
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask", "spectrum"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask"])
 def test_a_model_runs_where_the_setting_says(prepared, name, monkeypatch, capsys):
     """`meta` stands for an accelerator, which has no results; no model is loaded for an unavailable one."""
     monkeypatch.setattr(environment, "best_device", lambda: torch.device("meta"))

@@ -21,10 +21,10 @@ from linformer_cli.settings.declare import (
     Counts,
     Document,
     Encoder,
-    Energy,
     Evaluation,
     File,
     Folder,
+    Length,
     Linear,
     Machine,
     Measurement,
@@ -48,14 +48,11 @@ from linformer_cli.settings.declare import (
 from linformer_cli.settings.files import is_local_path, model_label, names_only, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
-    Attention,
     BiasOrder,
     LinearInitializer,
     LinearizeSettings,
     ModelSettings,
     Projection,
-    ProjectionInitializer,
-    ResizedSlotSettings,
     ResizeMode,
     Sharing,
     ShorterInput,
@@ -135,7 +132,7 @@ class WeightSettings(DeviceSettings):
 class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
-    output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
+    output_dir: Output[Folder | None] = None  # Folder of model, checkpoints and results; default: one in `runs/`.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass, also in evaluation.
     seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
@@ -315,21 +312,16 @@ class LinearizeCommandSettings(LinearizeSettings):
     adapter: Adapter[Folder | None] = None  # Adapter to merge (name, folder, hub id), with all its settings.
 
 
-# Slots are None where they are not given: a source that determines them refuses what is.
-@command("convert", CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256")
-class ConvertSettings(ResizedSlotSettings):
-    """Convert a checkpoint to a Linformer of this package."""
+@command("resize", CONVERT, "interop.convert", "my-model my-long-model --max_position_embeddings 1024")
+class ResizeSettings:
+    """Give a linear model another longest text."""
 
-    model: Argument[ModelName]  # Folder or hub id of a BERT, RoBERTa or model of this package, or a fairseq file (.pt).
-    out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
-    tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
-    sharing: Linear[Sharing | None] = None  # type: ignore[assignment]
-    projection: Linear[Projection | None] = None  # type: ignore[assignment]
-    projection_initializer: Linear[ProjectionInitializer | None] = None  # type: ignore[assignment]
-    shorter_input: Linear[ShorterInput | None] = None  # type: ignore[assignment]
-    sliding_window: Linear[Tokens | None] = None  # type: ignore[assignment]
-    global_tokens: Linear[Tokens | None] = None  # type: ignore[assignment]
+    model: Argument[ModelName]  # Folder or hub id of a model of this package, or of a linear encoder.
+    out: Argument[Folder]  # New folder for the model and its tokenizer.
+    max_position_embeddings: Linear[Length]  # n, the new maximum length in tokens.
+    # How positions, and E and F, are resized: repeated, so that texts of the old length keep their outputs, or
+    # interpolated.
+    resize_mode: Linear[ResizeMode] = "extend"
 
 
 @command("adapters", CONVERT, "training.adapter")
@@ -348,20 +340,6 @@ class ExportSettings:
     int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
 
 
-@command("spectrum", MEASURE, "analysis.spectrum", "my-model --energy 0.8")
-class SpectrumSettings(WeightSettings):
-    """Measure the singular values of attention (Fig 1); choose k."""
-
-    model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
-    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
-    text_file: Texts[list[File] | None] = None
-    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None  # n, tokens per sequence; default: 512, or the maximum.
-    samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
-    energy: Measurement[Energy] = 0.9  # k of a layer: the fewest singular values with this share of their sum.
-    output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
-
-
 @settings
 class CostSettings:
     """Encoders with random weights, whose time and memory are measured."""
@@ -372,7 +350,7 @@ class CostSettings:
     device: Machine[str] = "cpu"  # Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
-    output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
+    output_dir: Output[Folder | None] = None  # New folder for the results; default: one in `runs/`.
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -1,4 +1,4 @@
-"""Load models and tokenizers from folders and the hub, and build models of converted weights; errors are one line."""
+"""Load models and tokenizers from folders and the hub; errors are one line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
 from linformer_kit.models.base import longest_input, position_tables
-from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerPreTrainedModel
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 _TOKENIZER_FILES = (
@@ -235,16 +233,14 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
             module.load_state_dict(getattr(fresh, name).state_dict())
 
 
-def resize(model: PreTrainedModel, length: int | None, mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place; with None, change nothing.
+def resize(model: PreTrainedModel, length: int, mode: ResizeMode) -> None:
+    """Change the longest sequence of a model of this package, in place, with errors that name settings.
 
     Args:
         model: The model.
         length: The new n.
         mode: As for `resize_sequence_length`.
     """
-    if length is None:
-        return
     with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
         model.resize_sequence_length(length, mode=mode)
 
@@ -275,42 +271,6 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
             name = name.replace(theirs, ours)
         result[name] = tensor
     return result
-
-
-def build_model(
-    model_class: type[LinformerPreTrainedModel],
-    config: LinformerConfig,
-    weights: Mapping[str, Tensor],
-    source: str,
-    *,
-    left_out: list[str],
-    new_projections: bool = False,
-) -> Loaded:
-    """Build a model with these weights, which are finite.
-
-    With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights
-    that the model has no place for.
-    """
-    model = model_class(config)
-    new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
-    kept = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if name in new or (new_projections and ".projection." in name)
-    }
-    with input_errors(f"{source}: expected weights of {model_class.__name__}"):
-        model.load_state_dict({**kept, **weights})
-    return Loaded(model.eval(), None, frozenset(), left_out)
-
-
-def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration with these fields; the default k is at most n."""
-    longest = fields["max_position_embeddings"]
-    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)} if isinstance(longest, int) else {}
-    try:
-        return LinformerConfig(**{**default, **fields})
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:

@@ -222,7 +222,7 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
         model = load_model(settings.from_model, auto_class, "a language model", config=config).model
     model = model.float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerLanguageModel):
-        expected = "a Linformer (`linformer convert` makes one)"
+        expected = "a language model of this package"
         raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
     fields = model.config.own_fields
     for name, value in fields.items():
