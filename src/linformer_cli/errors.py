@@ -147,12 +147,13 @@ def of_extra(name: str) -> Iterator[None]:
 
 @contextmanager
 def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add the path to an `OSError` without a file name, such as that of a full disk."""
+    """Add the path to an error of the system without a file name, such as that of a full disk."""
     try:
         yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+    except Exception as error:
+        number = _error_number(error)
+        if number is not None and getattr(error, "filename", None) is None:
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
 

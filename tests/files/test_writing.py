@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from safetensors import SafetensorError
 
 from linformer_cli.errors import InputError, machine_failure
 from linformer_cli.outputs import check_new_folder, check_writable
@@ -30,6 +31,16 @@ def test_a_text_that_the_disk_has_no_space_for_names_its_file(tmp_path, monkeypa
     with pytest.raises(OSError) as raised:
         write_whole(tmp_path / "run.json", "new")
     assert machine_failure(raised.value) == f"{tmp_path / 'run.json'}: No space left on device"
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: full (os error 28)")]
+)
+def test_a_folder_that_the_disk_has_no_space_for_is_named(error, tmp_path):
+    with pytest.raises(OSError) as raised, whole_folder(tmp_path / "linear"):
+        raise error
+    assert machine_failure(raised.value) == f"{tmp_path / 'linear'}: No space left on device"
     assert not os.listdir(tmp_path)
 
 

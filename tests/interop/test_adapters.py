@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import linformer_kit as lk
 from linformer_kit import InputError
+from linformer_kit.models.base import NOT_SAVED
 from linformer_kit.models.encoder import token_blocks
 from linformer_kit.operator.kernels import choose
 from tests.conftest import KINDS, fields, randomise, tokens, values_of
@@ -122,7 +124,7 @@ def original(tmp_path):
 
 
 CASES = {
-    "lora": LoraConfig(target_modules=["query"], init_lora_weights=False),
+    "lora": LoraConfig(target_modules=["query"], task_type="SEQ_CLS", init_lora_weights=False),
     "saved": LoraConfig(target_modules=["query"], modules_to_save=["classifier"], init_lora_weights=False),
     "words": LoraConfig(target_modules=["query", "word_embeddings"], init_lora_weights=False),
 }
@@ -137,7 +139,7 @@ def test_an_adapter_of_a_linearised_model_never_comes_back_with_full_attention(o
     ids, config = torch.randint(5, 101, (2, 31)), copy.deepcopy(CASES[case])
     linearised(original).save_pretrained(tmp_path / "linear")
     for model, name in (
-        (linearised(original), str(tmp_path / "alone" / "base_model") if added else None),
+        (linearised(original), NOT_SAVED),
         (AutoModelForSequenceClassification.from_pretrained(tmp_path / "linear").eval(), str(tmp_path / "linear")),
     ):
         if added:
@@ -147,15 +149,38 @@ def test_an_adapter_of_a_linearised_model_never_comes_back_with_full_attention(o
         model.save_pretrained(tmp_path / "alone")
         expected = model(ids).logits
         assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == name
-        if name is None:
-            with pytest.raises(OSError):
-                AutoModelForSequenceClassification.from_pretrained(tmp_path / "alone")
+        if name == NOT_SAVED and not added:
+            theirs = [AutoPeftModelForSequenceClassification] if config.task_type else []
+            for auto_class in (AutoModelForSequenceClassification, *theirs):
+                with pytest.raises(OSError, match=re.escape(NOT_SAVED)):
+                    auto_class.from_pretrained(tmp_path / "alone")
             again: Any = PeftModel.from_pretrained(linearised(original), tmp_path / "alone")
         else:
             again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "alone")
         assert type(getattr(again, "base_model", again)).__name__ in ("LoraModel", "LinearBertModel")
         torch.testing.assert_close(again.eval()(ids).logits, expected)
         shutil.rmtree(tmp_path / "alone")
+
+
+@torch.no_grad()
+def test_a_folder_that_was_copied_loads_its_own_base(original, tmp_path):
+    """And not what another model wrote to the old place since then."""
+    ids, outputs = torch.randint(5, 101, (2, 31)), []
+    for number in range(2):
+        model = linearised(original)
+        model.classifier.weight.add_(number)
+        model.add_adapter(copy.deepcopy(CASES["lora"]))
+        outputs.append(model(ids).logits)
+        shutil.rmtree(tmp_path / "alone", ignore_errors=True)
+        model.save_pretrained(tmp_path / "alone")
+        shutil.copytree(tmp_path / "alone", tmp_path / f"copy-{number}")
+    assert str(tmp_path) not in (tmp_path / "copy-0" / "adapter_config.json").read_text()
+    for number, expected in enumerate(outputs):
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path / f"copy-{number}").eval()
+        torch.testing.assert_close(again(ids).logits, expected)
+        again.save_pretrained(tmp_path / f"again-{number}")
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path / f"again-{number}").eval()
+        torch.testing.assert_close(again(ids).logits, expected)
 
 
 @pytest.mark.e2e

@@ -8,6 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
     EncoderDecoderModel,
@@ -39,6 +42,7 @@ from tests.families import FAMILIES, build, example
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]
+_OF_IMAGES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 @torch.no_grad()
@@ -105,6 +109,49 @@ def test_part_of_a_composite_model(kind, model, tmp_path):
     part = again.vision_model if kind is VisionTextDualEncoderModel else again.encoder
     assert type(part).__name__.startswith("Linear")
     assert torch.equal(again(**inputs)[output], whole(**inputs)[output])
+
+
+def composite(kind: str) -> tuple[Any, str]:
+    """A model whose class builds its parts by itself, and the name of one that is linear."""
+    texts, images = ({key: SIZES[key] for key in sizes} | {"projection_dim": 17} for sizes in (SIZES, _OF_IMAGES))
+    images |= {"image_size": 12, "patch_size": 6}
+    if kind in ("clip", "siglip"):
+        config = AutoConfig.for_model(kind, text_config=texts, vision_config=images)
+        whole, name = AutoModel.from_config(config), "vision_model"
+    elif kind == "llava":
+        text, vision = AutoConfig.for_model("llama", **SIZES), AutoConfig.for_model("clip_vision_model", **images)
+        config = AutoConfig.for_model("llava", text_config=text, vision_config=vision, image_token_index=3)
+        whole, name = AutoModelForImageTextToText.from_config(config), "model.vision_tower"
+    else:
+        whole, name = BertForSequenceClassification(BertConfig(**SIZES)), "bert"
+    as_in_the_paper(whole.get_submodule(name), 3)
+    return whole.eval(), name
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "llava", "classifier"])
+def test_a_part_that_would_be_loaded_with_full_attention_is_not_saved(kind, tmp_path):
+    whole, name = composite(kind)
+    kinds = rf"{type(whole).__name__} builds again .* got Linear\w+ as {name}, .*: model.{name}.save_pretrained"
+    for options in ({}, {"state_dict": whole.state_dict()}):
+        with pytest.raises(InputError, match=rf"^model: expected linear parts that {kinds}\(FOLDER\)$"):
+            whole.save_pretrained(tmp_path / "whole", **options)
+    assert not (tmp_path / "whole").exists()
+    whole.get_submodule(name).save_pretrained(tmp_path / "part")
+    part = AutoModel.from_pretrained(tmp_path / "part").eval()
+    setattr(whole.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], part)
+    inputs = example(part, 31)
+    assert type(part).__name__.startswith("Linear") and torch.isfinite(part(**inputs)[0]).all()
+
+
+def test_a_part_in_the_configuration_of_the_whole_is_saved(tmp_path):
+    """Where the class of the whole builds its parts by the Auto classes."""
+    whole, name = composite("llava")
+    tower = whole.get_submodule(name)
+    whole.config.vision_config = tower.config
+    whole.save_pretrained(tmp_path)
+    again = type(whole).from_pretrained(tmp_path).eval().get_submodule(name)
+    inputs = example(tower, 0)
+    assert type(again) is type(tower) and torch.equal(again(**inputs)[0], tower(**inputs)[0])
 
 
 @pytest.mark.parametrize("layers", [[0], [0, 1, 2, 2]])

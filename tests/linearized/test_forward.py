@@ -73,6 +73,17 @@ def test_longer_texts_are_rejected_at_every_door(name):
             call(inputs["input_ids"])
 
 
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "vit"])
+def test_arguments_that_the_original_rejects_are_rejected(name):
+    """Too many by place, and one by place and by name."""
+    original, model = build(FAMILIES[name]), of(name)
+    inputs = example(model, 11)[model.main_input_name]
+    for arguments, named in (((inputs, *[None] * 40), {}), ((inputs,), {model.main_input_name: inputs})):
+        for each in (original, model, model.forward, model.base_model):
+            with pytest.raises(TypeError, match=r"positional argument|multiple values"):
+                each(*arguments, **named)
+
+
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiled_once_for_every_length():

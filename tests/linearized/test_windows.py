@@ -7,7 +7,15 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, ModernBertConfig, ModernBertModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+    ModernBertConfig,
+    ModernBertModel,
+    StaticCache,
+)
 
 import linformer_kit as lk
 from linformer_cli.cli import main
@@ -136,15 +144,86 @@ def test_layers_that_read_their_mask_are_refused():
         model(torch.randint(3, 97, (1, N)), use_cache=False)
 
 
+def assert_as_eager(theirs, ours, ids, **options):
+    """Outputs and attention weights."""
+    theirs.set_attn_implementation("eager")
+    expected, got = (model(ids, output_attentions=True, **options) for model in (theirs, ours))
+    # Both compute a softmax in float32.
+    torch.testing.assert_close(got.last_hidden_state, expected.last_hidden_state, rtol=0, atol=1e-5)
+    assert len(got.attentions) == len(expected.attentions) == 3
+    for one, other in zip(expected.attentions, got.attentions, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-5)
+
+
 @pytest.mark.e2e
-def test_attention_weights_are_those_of_eager():
+@pytest.mark.parametrize("n", [7, N])  # fewer tokens than the window, and more
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_attention_weights_are_those_of_eager(name, n):
+    """Without padding `sdpa` gets no mask, of full layers and of short texts: a decoder is causal all the same."""
     torch.manual_seed(0)
-    theirs = modernbert(attn_implementation="eager")
-    ours, ids = with_windows(theirs), torch.randint(3, 97, (3, N))
-    expected, got = (model(ids, output_attentions=True).attentions for model in (theirs, ours))
-    assert len(got) == len(expected) == 3
-    for one, other in zip(expected, got, strict=True):
-        torch.testing.assert_close(other, one, rtol=0, atol=1e-6)  # its softmax is in float32
+    theirs = MODELS[name]()
+    assert_as_eager(theirs, with_windows(theirs), torch.randint(3, 97, (2, n)))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("cache", [DynamicCache, lambda config: StaticCache(config, 97)], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", ["gemma3, causal", "mistral", "qwen2"])
+@torch.no_grad()
+def test_attention_weights_with_a_cache_are_those_of_eager(name, cache):
+    torch.manual_seed(0)
+    theirs = MODELS[name]()
+    ours, pasts = with_windows(theirs), [cache(config=theirs.config) for _ in range(2)]
+    theirs.set_attn_implementation("eager")
+    for n in (31, 3, 1):
+        ids = torch.randint(3, 97, (2, n))
+        expected, got = (
+            model(ids, past_key_values=past, output_attentions=True)
+            for model, past in zip((theirs, ours), pasts, strict=True)
+        )
+        for one, other in zip(expected.attentions, got.attentions, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.last_hidden_state, expected.last_hidden_state, rtol=0, atol=1e-5)
+
+
+@pytest.mark.e2e
+@pytest.mark.unchecked
+@torch.no_grad()
+def test_attention_weights_of_compiled_code_are_those_of_eager():
+    torch.manual_seed(0)
+    theirs = MODELS["mistral"]()
+    ours = torch.compile(with_windows(theirs), backend="eager")
+    assert_as_eager(theirs, ours, torch.randint(3, 97, (2, 7)), use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["mistral", "mixtral", "phi3", "phimoe", "starcoder2", "ministral3"])
+def test_windows_of_the_configuration_are_found(name, caplog):
+    """Their layers have no attribute `sliding_window`."""
+    caplog.set_level("INFO", logger="linformer_kit")
+    fields = {"layer_types": None, "num_local_experts": 2, "hidden_size": 32, "head_dim": 16, "intermediate_size": 32}
+    theirs, ids = from_config(name, **fields).float(), torch.randint(3, 97, (1, 301))
+    ours = lk.optimize(copy.deepcopy(theirs))
+    assert ours.config._attn_implementation == "exact_windows" and caplog.text.count("run in blocks") == 1
+    expected, got = (model(ids, use_cache=False).last_hidden_state for model in (theirs, ours))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+    assert not torch.equal(got, expected), "nothing ran in blocks"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("llama", {}, "LlamaModel: windows in blocks: False"),  # which does not read this field
+        ("doge", {}, "DogeModel: windows in blocks: False"),  # its layers compute with the mask
+        ("gemma3_text", {"attn_implementation": "eager"}, "layers with a sliding window stay at eager"),
+    ],
+)
+def test_what_is_not_switched_is_said(name, fields, said, caplog):
+    caplog.set_level("INFO", logger="linformer_kit")
+    implementation = fields.pop("attn_implementation", "sdpa")
+    model = from_config(name, **{"layer_types": None} | fields)
+    model.set_attn_implementation(implementation)
+    lk.optimize(model)
+    assert model.config._attn_implementation == implementation and said in caplog.text
 
 
 @pytest.mark.e2e

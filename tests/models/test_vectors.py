@@ -14,6 +14,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
+from linformer_kit.interop.loading import load_model
 from tests.conftest import randomise, tokens
 
 ENCODERS = [{}, {"sharing": "none"}, {"projection": "mean_pool", "sliding_window": 3}, {"norm_first": True}]
@@ -73,6 +74,17 @@ def test_a_saved_encoder_is_not_loaded_with_random_embeddings(config, tmp_path, 
     message = f"^{tmp_path}: expected embeddings of words, got none; lk.LinformerEncoder loads it$"
     with pytest.raises(InputError, match=message):
         loader.from_pretrained(tmp_path)
+
+
+def test_a_damaged_model_is_not_taken_for_an_encoder(config, tmp_path):
+    """What is missing is reported, as in transformers."""
+    model = LinformerModel(config())
+    weights = {name: tensor for name, tensor in model.state_dict().items() if "word_embeddings" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    _, loading = LinformerModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert loading["missing_keys"] == {"embeddings.word_embeddings.weight"}
+    with pytest.raises(InputError, match=r"got none for embeddings\.word_embeddings\.weight"):
+        load_model(str(tmp_path), AutoModel, "an encoder", to_run=False)
 
 
 @pytest.mark.parametrize("model_class", HEADS)

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from linformer_cli.errors import InputError, errors_named
@@ -101,7 +101,9 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
     try:
         if exists and not beside and len(list(folder.iterdir())) > 1:
             raise taken
-        yield part
+        # Checkpoints, which have other files beside them or before them, are named by `write_by_one`.
+        with nullcontext() if beside or replace else errors_named(folder):
+            yield part
         if exists:
             _move_into(part, folder)
         elif not replace:

@@ -154,8 +154,7 @@ def _lost_weights(loaded: Loaded) -> list[str]:
 def _ready_to_run(loaded: Loaded, name: str, what: str) -> Loaded:
     """A loaded model with exact windows, fast products, and its tokenizer, whose tokens the model must know."""
     model = loaded.model
-    if use_exact_windows(model):
-        logger.info("%s: layers with a sliding window run in blocks, with the same outputs (exact_windows)", name)
+    use_exact_windows(model)
     use_fast_products(model)
     if is_local_path(name) and not has_tokenizer(name):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {name}, got none")

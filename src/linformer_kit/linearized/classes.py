@@ -17,11 +17,12 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, input_errors
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.internals import (
     attention_implementation,
+    check_before_saving,
     model_classes,
     record_outputs,
     set_output_attentions,
@@ -138,6 +139,31 @@ def _check_implementation(asked: Any) -> None:
         )
 
 
+def _check_parts(model: PreTrainedModel) -> None:
+    """Refuse to save a model that would be loaded again with full attention in a part that is linear.
+
+    Such as CLIP, or a classifier whose encoder alone was linearised: their classes build the parts by themselves, from
+    a configuration that says nothing of E and F. Whether a class does is seen by building it, without weights.
+    """
+    parts = {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, LinearizedModel) and part.config is not model.config
+    }
+    if not parts:
+        return
+    kind = type(model).__name__
+    with torch.device("meta"), input_errors(f"model: expected parts that {kind} builds from its configuration"):
+        loaded = dict(type(model)(type(model.config).from_dict(model.config.to_dict())).named_modules())
+    for name, part in parts.items():
+        again = loaded.get(name)
+        if not isinstance(again, LinearizedModel) or again.config.linformer != part.config.linformer:
+            raise InputError(
+                f"model: expected linear parts that {kind} builds again when it is loaded, got {type(part).__name__} "
+                f"as {name}, which would have full attention; save it by itself: model.{name}.save_pretrained(FOLDER)"
+            )
+
+
 def attach(model: PreTrainedModel) -> None:
     """Add new E and F to the layers of a model, as its configuration describes."""
     fields = LinearFields.of(model.config.linformer)
@@ -207,11 +233,15 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     The wrapper keeps the signature, which transformers' Trainer and exporters read.
     """
-    names = list(inspect.signature(base_forward).parameters)[1:]
+    parameters = list(inspect.signature(base_forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
-        named = dict(zip(names, arguments, strict=False)) | named
+        by_place = dict(zip(names, arguments, strict=False))
+        if len(by_place) < len(arguments) or by_place.keys() & named.keys():
+            return base_forward(self, *arguments, **named)  # raises the TypeError
+        named = by_place | named
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
@@ -233,6 +263,9 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 def stock_name(name: str) -> str:
     """The name of the original class of a linearised one."""
     return name.removeprefix(_PREFIX)
+
+
+check_before_saving(_check_parts)
 
 
 def __getattr__(name: str) -> Any:

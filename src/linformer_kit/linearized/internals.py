@@ -5,12 +5,14 @@ Tested with transformers 5.23. A new transformers is checked here.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 # What a layer computes with `sdpa`.
@@ -22,6 +24,8 @@ from transformers.masking_utils import causal_mask_function as causal_mask_funct
 from transformers.masking_utils import sdpa_mask as sdpa_mask
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
+
+_CONFIGURED_WINDOW = "create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask"
 
 
 def eager_attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -40,6 +44,39 @@ def attention_implementation(model: PreTrainedModel | PreTrainedConfig) -> str |
 def accepts_attention_functions(model: PreTrainedModel) -> bool:
     """Whether the source code of a model uses the attention interface."""
     return model._can_set_attn_implementation()
+
+
+def window_of_configuration(model: nn.Module) -> int | None:
+    """The window of all layers of a model that reads it from its configuration, such as Mistral, if there is one.
+
+    Found in its source code, as transformers itself finds what a model supports; in other models the layers with a
+    window have an attribute `sliding_window`. None too if layers compute with their mask (Doge).
+    """
+    if _CONFIGURED_WINDOW not in _source(type(model)):
+        return None
+    layers = {type(module) for module in model.modules() if "Attention" in type(module).__name__}
+    reads_mask = any(re.search(r"\battention_mask[.\[]", _source(layer)) for layer in layers)
+    return None if reads_mask else model.config.sliding_window  # type: ignore[union-attr, return-value]
+
+
+@functools.cache
+def _source(kind: type[nn.Module]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # a class without a file
+        return ""
+
+
+def check_before_saving(check: Callable[[PreTrainedModel], None]) -> None:
+    """Let every model of transformers be checked before `save_pretrained`: any may have a linear part."""
+    save = PreTrainedModel.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(self: PreTrainedModel, *arguments: Any, **named: Any) -> Any:
+        check(self)
+        return save(self, *arguments, **named)
+
+    PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
 
 
 def set_output_attentions(config: PreTrainedConfig, value: bool) -> None:

@@ -148,11 +148,16 @@ def _is_causal(module: nn.Module, mask: Tensor | None, told: bool | None) -> boo
     the difference.
     """
     if mask is None:
-        return bool(getattr(module, "is_causal", False) if told is None else told)
+        return is_causal_without_mask(module, told)
     hidden = ~mask if mask.dtype == torch.bool else mask < torch.finfo(mask.dtype).min / 2
     queries, keys = mask.shape[-2:]
     later = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).triu(1)
     return queries > 1 and bool(hidden[..., later].all())
+
+
+def is_causal_without_mask(module: nn.Module, told: bool | None) -> bool:
+    """Whether `sdpa` computes causal attention for a layer that gives no mask; `told` is its argument `is_causal`."""
+    return bool(getattr(module, "is_causal", True) if told is None else told)
 
 
 def _whole_mask(**arguments: Any) -> Tensor | None:

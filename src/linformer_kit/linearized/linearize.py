@@ -31,7 +31,7 @@ from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
-from linformer_kit.models.base import check_positions, longest_input, set_positions
+from linformer_kit.models.base import NOT_SAVED, check_positions, longest_input, set_positions
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.card import card_of, how_to_load
 
@@ -148,7 +148,7 @@ def optimize(model: Model) -> Model:
 
     Layers with a sliding window run in blocks (`windows`), and linear maps by the fastest library of this processor
     (`products`), if no accelerator is there. Classes, weights and saved files do not change; what `linearize` returns
-    is as fast already.
+    is as fast already. What was changed is logged (`logging`, level INFO; WARNING for windows that stay as they are).
 
     Args:
         model: Any model of transformers, or a `SentenceTransformer` that starts with an encoder of texts.
@@ -160,8 +160,8 @@ def optimize(model: Model) -> Model:
         InputError: for any other object.
     """
     encoder = model if isinstance(model, PreTrainedModel) else text_encoder(model)
-    use_exact_windows(encoder)
-    use_fast_products(encoder)
+    kind, in_blocks, maps = type(encoder).__name__, use_exact_windows(encoder), use_fast_products(encoder)
+    logger.info("%s: windows in blocks: %s; linear maps by the fastest library: %d", kind, in_blocks, maps)
     return model
 
 
@@ -191,7 +191,7 @@ def linearize_encoder(
     model.__class__ = linear_model_class(kind, config_class)
     attach(model)
     # It is in no folder yet: PEFT would name the original, with full attention, as the base of its adapters.
-    model.name_or_path = model.base_model.name_or_path = ""
+    model.name_or_path = model.base_model.name_or_path = NOT_SAVED
     if changes is not None:
         changes.merge_into(model)
     return cast(LinearizedModel, model)

@@ -21,19 +21,23 @@ from linformer_kit.operator.kernels import Processor, choose
 _FORWARD = nn.Linear.forward
 
 
-def use_fast_products(model: nn.Module) -> None:
+def use_fast_products(model: nn.Module) -> int:
     """Let `kernels` compute the linear maps of a model in-place, if this processor is faster so in some number format.
+
+    Returns the number of maps that were changed.
 
     Modules of this package do it by themselves. With an accelerator nothing is changed: `nn.DataParallel` would run
     the `forward` of the original module in each of its replicas.
     """
     if torch.accelerator.is_available() or not _fast_formats():
-        return
+        return 0
     own = [module for module in model.modules() if isinstance(module, (LinformerPreTrainedModel, LinformerAttention))]
     inside = {part for module in own for part in module.modules()}
-    for module in model.modules():
-        if type(module) is nn.Linear and "forward" not in vars(module) and module not in inside:
-            vars(module)["forward"] = _FastLinear(module).forward
+    maps = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
+    maps = [module for module in maps if "forward" not in vars(module)]
+    for module in maps:
+        vars(module)["forward"] = _FastLinear(module).forward
+    return len(maps)
 
 
 def _fast_formats() -> set[torch.dtype]:

@@ -9,6 +9,7 @@ Axes: batch, heads, seq_len (n), head_dim; blocks of consecutive queries (rows),
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,8 +25,9 @@ from linformer_kit.linearized.internals import (
     is_recorded,
     sdpa_attention_forward,
     sdpa_mask,
+    window_of_configuration,
 )
-from linformer_kit.linearized.layers import check_weights
+from linformer_kit.linearized.layers import check_weights, is_causal_without_mask
 from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.conditions import has_values, is_exporting
 from linformer_kit.operator.kernels import choose
@@ -33,6 +35,8 @@ from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.window import Window, as_bias, block_count
 
 IMPLEMENTATION = "exact_windows"
+logger = logging.getLogger(__name__)
+
 _WORTH = 2  # below this many times the columns of a block, sdpa is as fast
 
 
@@ -136,7 +140,8 @@ def window_attention(
     Args:
         module: The attention layer that calls this function.
         query: Q·W_Q by heads; `key` and `value` likewise.
-        attention_mask: From `window_mask`; any other is for `sdpa`.
+        attention_mask: From `window_mask`; any other is for `sdpa`, and None means what it means there: each query sees
+            all keys, or itself and the keys before it where the layer is causal.
         scaling: Scale of the scores; None: 1/√head_dim.
         dropout: Dropout on the weights.
         arguments: All other arguments of the layer.
@@ -154,6 +159,9 @@ def window_attention(
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     if need_weights:
         mask = attention_mask.pairs(query.shape[2]) if isinstance(attention_mask, WindowMask) else attention_mask
+        is_causal = mask is None and is_causal_without_mask(module, arguments.get("is_causal"))
+        if is_causal and query.shape[2] > 1:  # one query follows its cache; several, whose cache is empty, begin it
+            mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()
         if mask is not None and mask.dtype == torch.bool:  # True where visible
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
         return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
@@ -167,12 +175,23 @@ def window_attention(
 
 
 def use_exact_windows(model: PreTrainedModel) -> bool:
-    """Switch a model from `sdpa` to exact windows, if it has layers with a window; whether it was switched."""
-    windows = [getattr(module, "sliding_window", None) for module in model.modules()]
-    has_windows = any(isinstance(window, int) and window > 0 for window in windows)
-    if isinstance(model, LinearModel) or not has_windows or attention_implementation(model) != "sdpa":
+    """Switch a model from `sdpa` to exact windows, if it has layers with a window, and log it; whether it was switched.
+
+    Linearised models have them already.
+    """
+    windows = [
+        window
+        for module in model.modules()
+        for window in (getattr(module, "sliding_window", None), window_of_configuration(module))
+    ]
+    if isinstance(model, LinearModel) or not any(isinstance(window, int) and window > 0 for window in windows):
+        return False
+    kind, now = type(model).__name__, attention_implementation(model)
+    if now not in ("sdpa", IMPLEMENTATION):
+        logger.warning("%s: layers with a sliding window stay at %s; those of sdpa run in blocks", kind, now)
         return False
     model.set_attn_implementation(IMPLEMENTATION)
+    logger.info("%s: layers with a sliding window run in blocks, with the same outputs (%s)", kind, IMPLEMENTATION)
     return True
 
 

@@ -21,7 +21,8 @@ from linformer_kit.operator.projections.sizes import check_resize, each_dim, res
 from linformer_kit.operator.projections.windows import more_windows
 from linformer_kit.report.card import write_card
 
-_BASE_MODEL = "base_model"  # folder of a model's own weights, beside its adapters
+# What PEFT notes as the base of adapters, and says that it cannot load, where no folder has the model.
+NOT_SAVED = "a model that was in no folder when it got its adapter (save it, and load it, before)"
 _WRAPPED = re.compile(r"\.(base_layer|original_module)(?=\.)")  # PEFT's, in the names of weights
 
 
@@ -30,6 +31,10 @@ class LinearModel(PreTrainedModel):
 
     has_positions = True  # whether positions are embedded, which are resized with E and F
     card_use: str | None = None  # how the README.md says to load it; None: by an Auto class
+
+    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self.name_or_path = self.name_or_path or NOT_SAVED
 
     @property
     def longest_sequence(self) -> int:
@@ -54,7 +59,7 @@ class LinearModel(PreTrainedModel):
         """As in transformers, with a README.md if the folder has none.
 
         A model with adapters saves these alone, as in transformers; if it was in no folder before, so that they would
-        have no model to be loaded with, its own weights are saved too, in the folder `base_model`.
+        have no model to be loaded with, its own weights are saved beside them.
 
         Raises:
             InputError: for a model whose layers were cut or multiplied, which could not be loaded as it is.
@@ -65,19 +70,11 @@ class LinearModel(PreTrainedModel):
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
         adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
-        alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
-        base = Path(save_directory).resolve() / _BASE_MODEL
-        if alone and is_main_process:
-            self._save_without_adapters(state_dict or self.state_dict(), base)
-        for adapter in alone:
-            adapter.base_model_name_or_path = str(base)
-        try:
-            super().save_pretrained(save_directory, is_main_process, state_dict, **options)
-        finally:
-            for adapter in alone:
-                adapter.base_model_name_or_path = None
+        if is_main_process and any(adapter.base_model_name_or_path in (None, "", NOT_SAVED) for adapter in adapters):
+            self._save_without_adapters(state_dict or self.state_dict(), save_directory)
+        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
 
-    def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: Path) -> None:
+    def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
         """Save the weights that adapters change, under the names that they have without adapters."""
         with torch.device("meta"):
             model: Any = type(self)(self.config)
@@ -139,7 +136,7 @@ class LinearModel(PreTrainedModel):
         for projection in projections:
             projection.resize(seq_len, of_projections)
         set_positions(self, seq_len, mode)
-        self.name_or_path = ""  # adapters would name the model as it was
+        self.name_or_path = NOT_SAVED  # adapters would name the model as it was
         self._record_size(seq_len, dims)
 
     def _layer_counts(self) -> tuple[int, int]:

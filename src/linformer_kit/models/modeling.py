@@ -47,9 +47,10 @@ class LinformerPreTrainedModel(LinearModel):
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As in transformers, but embeddings never start at random: weights of a `LinformerEncoder` raise an error."""
+        """As in transformers, but a folder of a `LinformerEncoder` raises an error: embeddings would be random."""
         model, loading = super().from_pretrained(*arguments, output_loading_info=True, **options)
-        if any(key.endswith("word_embeddings.weight") for key in loading["missing_keys"]):
+        saved = model.config.architectures or ()
+        if LinformerEncoder.__name__ in saved and not isinstance(model, LinformerEncoder):
             raise InputError(
                 f"{model.name_or_path}: expected embeddings of words, got none; lk.LinformerEncoder loads it"
             )
