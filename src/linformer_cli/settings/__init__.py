@@ -6,9 +6,7 @@ recipe.
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import (
