@@ -131,9 +131,9 @@ def test_without_a_library_one_line_says_which(tmp_path, capsys, monkeypatch):
 def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplog):
     """PyTorch with a numerical error in place of an ONNX file. Parts of an embedder that are left out are named."""
     model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model")))
-    modules = [{"path": path, "type": f"library.{path}"} for path in ("", "Pooling", "Dense")]
+    modules = [{"path": path, "type": f"library.{path}"} for path in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
-    for module in ("Pooling", "Dense"):
+    for module in ("Transformer", "Pooling", "Dense"):
         (tmp_path / "model" / module).mkdir()
     monkeypatch.setattr(onnx_file, "write_onnx", lambda source, path: path.write_bytes(b"a file"))
     monkeypatch.setattr(onnx_file, "runner", lambda path: lambda inputs: [model.run(inputs)[0] + 0.01])

@@ -13,7 +13,7 @@ from linformer_cli.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import check_agreement, load
 from tests.conftest import ENCODERS, fields, slow_but
-from tests.export.conftest import BERT_SIZES, LENGTH, check_limit, linformer, save
+from tests.export.conftest import BERT_SIZES, LENGTH, MODERN_SIZES, check_limit, linformer, save
 
 HEADS = {
     "LinformerForMaskedLM": {"sharing": "layerwise"},
@@ -27,8 +27,6 @@ HEADS = {
         "num_hidden_layers": 1,
     },
 }
-MODERN_SIZES = {**BERT_SIZES, "hidden_size": 36, "local_attention": 7, "pad_token_id": 1}
-MODERN_SIZES |= {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 STOCK = {"AlbertForQuestionAnswering": {**BERT_SIZES, "embedding_size": 13}, "ModernBertModel": MODERN_SIZES}
 
 

@@ -28,6 +28,7 @@ from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.environment import environment
 from linformer_kit.export.exportable import (
     CLASSIFIER,
+    EMBEDDER,
     Arrays,
     Case,
     Exportable,
@@ -42,7 +43,7 @@ from linformer_kit.export.exportable import (
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.sentences import warn_of_left_out
+from linformer_kit.interop.checkpoints.sentences import sentence_files, warn_of_left_out, write_files
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.report.base import write_json
@@ -60,7 +61,7 @@ import numpy as np
 import onnxruntime
 TOKENS
 session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-outputs = session.run(None, {value.name: np.array(inputs[value.name]) for value in session.get_inputs()})
+outputs = session.run(OUTPUTS, {value.name: np.array(inputs[value.name]) for value in session.get_inputs()})
 ANSWER
 ```"""
 # By whether there is a file for the library `tokenizers`.
@@ -80,8 +81,10 @@ inputs = {
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 inputs = tokenizer([TEXTS], padding=True, truncation=True)""",
 }
+_PAIR = '("A text.", "The second text of the pair.")'
 _ANSWER_OF_CLASSIFIER = """labels = json.load(open("FOLDER/config.json"))["id2label"]
 print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"""
+_ANSWER_OF_EMBEDDER = "embeddings = outputs[0]  # a row for each text\nprint(embeddings.shape)"
 _ANSWER = "print([output.shape for output in outputs])"
 
 
@@ -113,7 +116,8 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             written then.
     """
     source = load(settings.model)
-    warn_of_left_out(settings.model, {})
+    files = sentence_files(settings.model) if source.head == EMBEDDER else {}
+    warn_of_left_out(settings.model, files)
     with whole_folder(Path(settings.out)) as folder, tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(source.tokenizer, folder)
         check_tokenizer(source, folder)
@@ -132,6 +136,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             quantise(path, folder / FILE)
             results["bytes"]["ONNX Runtime int8"] = (folder / FILE).stat().st_size
             results["int8_difference"] = max(differences(source, runner(folder / FILE), cases(source.limit)).values())
+        write_files(files, folder)
         write_configuration(source.model, folder)
         write_card(source.model, folder, source.limit, use=_use(source))
         versions = {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
@@ -143,14 +148,17 @@ def export(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _use(source: Exportable) -> str:
-    """How to run the file, on texts or, where the model was trained on pairs, on a pair."""
+    """How to run the file, on texts or, where the model was trained on pairs, on a pair; with the default prompt."""
     is_pair = (getattr(source.model.config, "trained_columns", None) or {}).get("text_pair")
+    answers = {CLASSIFIER: _ANSWER_OF_CLASSIFIER, EMBEDDER: _ANSWER_OF_EMBEDDER}
+    texts = [f"{source.prompt}A text.", f"{source.prompt}Another, longer text."]
     parts = {
         "TOKENS": _TOKENS[source.tokenizer.is_fast],
-        "ANSWER": _ANSWER_OF_CLASSIFIER if source.head == CLASSIFIER else _ANSWER,
-        "TEXTS": '("A text.", "The second text of the pair.")' if is_pair else '"A text.", "Another, longer text."',
+        "ANSWER": answers.get(source.head, _ANSWER),
+        "TEXTS": _PAIR if is_pair else json.dumps(texts, ensure_ascii=False)[1:-1],
         "PADDING": str(source.tokenizer.pad_token_id or 0),
         "LIMIT": f"{source.limit:,}",
+        "OUTPUTS": '["sentence_embedding"]' if source.head == EMBEDDER else "None",
     }
     use = _USE
     for name, part in parts.items():

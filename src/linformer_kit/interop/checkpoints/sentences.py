@@ -57,6 +57,12 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     return files
 
 
+def module_names(source: str) -> list[str]:
+    """The class names of the modules in a folder or hub id, in their order; empty if there are none."""
+    modules = json.loads(sentence_files(source).get(_MODULES, b"[]"))
+    return [module.get("type", module["path"]).rpartition(".")[2] for module in modules]
+
+
 def check_no_pickle(source: str) -> bool:
     """Reject modules whose weights are pickled, and malformed files.
 
@@ -81,9 +87,8 @@ def warn_of_left_out(source: str, kept: Files) -> None:
     """
     parts = [name for name in _SETFIT if optional_file(source, name)]
     if not kept and (files := sentence_files(source)):
-        types = [module.get("type", module["path"]) for module in json.loads(files[_MODULES])]
         prompts = json.loads(files.get(_SETTINGS[-1], b"{}")).get("prompts") or {}
-        parts = [*(name.rpartition(".")[2] for name in types[1:]), *["prompts"] * any(prompts.values()), *parts]
+        parts = [*module_names(source)[1:], *["prompts"] * any(prompts.values()), *parts]
     if parts:
         logger.warning("%s: not in the result: %s", source, ", ".join(parts))
 
