@@ -81,6 +81,7 @@ class LabelledSettings(PairSettings):
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
     # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
     label_column: Texts[str | None] = None
+    skip_unlabelled: Texts[bool] = False  # Leave out rows without a class, which are errors otherwise.
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
 
 

@@ -24,8 +24,9 @@ def main(settings: EvaluateSettings) -> None:
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     trained = read_classifier(settings.model)
-    labels = trained.labels
     examples, columns = load_measured(settings, trained.columns)
+    found = {value for example in examples for value in example.values}
+    labels = trained.labels.read_as(found) or trained.labels
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings, trained)
     texts = ((example.text, example.text_pair) for example in examples)

@@ -39,15 +39,14 @@ def scores(logits: Logits, answers: Targets, targets: Targets, metrics: Sequence
         logits: The model's logits.
         answers: The predicted classes, as from `answers_of`.
         targets: The true classes, likewise.
-        metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes), `micro_f1` (over all
-            answers together).
+        metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes that occur in targets or
+            answers, as in scikit-learn; over all classes for multi-label), `micro_f1` (over all answers together).
     """
-    classes = range(logits.shape[1])
 
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        return f1_score(targets, answers, average=name.removesuffix("_f1"), labels=classes, zero_division=0.0)
+        return f1_score(targets, answers, average=name.removesuffix("_f1"), zero_division=0.0)
 
     return {name: float(score(name)) for name in metrics} | {"loss": float(losses(logits, targets).mean())}
 

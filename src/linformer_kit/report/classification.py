@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ _MISTAKES = "mistakes.jsonl"
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
 _LABEL_CHARACTERS = 30
+_FEW_TEXTS = 10  # of a class in training; with fewer it is marked
 _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
@@ -85,6 +86,20 @@ def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
     ]
     more = ["", f"The {_NAMED_CLASSES} most frequent of {len(labels)} classes; metrics.json has all."] if many else []
     return table(["class", "precision", "recall", "F1", "texts"], rows) + more
+
+
+def texts_table(
+    labels: Sequence[str], train: Sequence[int], validation: Sequence[int], remarks: Mapping[str, str]
+) -> list[str]:
+    """The numbers of texts of each class, or of the rarest classes, with remarks, as lines of a Markdown table."""
+    order = sorted(range(len(labels)), key=lambda number: train[number])[:_NAMED_CLASSES]
+    rows = []
+    for number in sorted(order):
+        few = "no text to learn from" if not train[number] else "few" if train[number] < _FEW_TEXTS else ""
+        said = ", ".join(filter(None, (few, remarks.get(labels[number], ""))))
+        rows.append([code(labels[number]), f"{train[number]:,}", f"{validation[number]:,}", said])
+    more = ["", f"The {_NAMED_CLASSES} rarest of {len(labels)} classes."] if len(labels) > _NAMED_CLASSES else []
+    return table(["class", "training texts", "validation texts", ""], rows) + more
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
