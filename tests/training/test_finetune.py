@@ -151,6 +151,10 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     recorded = ["--label_column=same", f"--max_length={LENGTH - 3}"]
     finetune(tmp_path / "roberta", tmp_path / "out", *pairs, *recorded, "--max_steps=2")
     made = {name: str(tmp_path / name) for name in ("place", "ours", "student")}
+    assert (
+        "```python\nfrom transformers import AutoModelForSequenceClassification\n"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
     main(["linearize", str(tmp_path / "out"), made["place"], "--projected_dim=4"])
     main(["convert", str(tmp_path / "out"), made["ours"], "--projected_dim=4"])
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
