@@ -268,6 +268,8 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
     validation_file: Argument[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
+    # Files that it was trained on, of which a regression on words learns, to compare it with; default: no comparison.
+    train_file: Texts[list[File] | None] = None
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 

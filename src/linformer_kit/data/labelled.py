@@ -311,14 +311,16 @@ def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> La
     return LabelledTexts(train, validation, labels, columns, description)
 
 
-def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], Columns]:
-    """The labelled texts to evaluate a classifier on, and their columns: `defaults` where no setting names one.
+def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], list[Example], Columns]:
+    """The labelled texts to evaluate a classifier on, those that words are learnt from, which may be none, and their
+    columns: `defaults` where no setting names one.
 
     Raises:
         InputError: as for `load_labelled`.
     """
     columns = _columns(settings, "validation_file", defaults)
-    return _read(settings, columns, "validation"), columns
+    train = _read(replace(settings, dataset_name=None), columns, "train", optional=True)
+    return _read(settings, columns, "validation"), train, columns
 
 
 def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:

@@ -24,9 +24,10 @@ from transformers import (
 from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import LabelledTexts, Labels, listed_classes, load_labelled, remarks
+from linformer_kit.data.labelled import LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
+from linformer_kit.inference.baselines import MOST_TEXTS, free_results
+from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
 from linformer_kit.report.classification import texts_table, write_finetune_report
@@ -77,7 +78,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
     texts_fingerprint = texts.fingerprint()
-    texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
+    texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
     of_model = fingerprint(model, without=loaded.random)
     run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_model})
     model.config.trained_columns = dataclasses.asdict(texts.columns)
@@ -133,16 +134,26 @@ def _results(
         curve={name: training.state.curve(each) for name, each in logged.items()},
         metrics=task.metrics(logits, targets),
         **by_class(answers, targets, labels),
+        **certainty(logits, answers, targets),
+        free=_free_results(run, texts, answers, targets),
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     return results, mistakes(logits, answers, targets, texts.validation, labels)
 
 
+def _free_results(run: Run, texts: LabelledTexts, answers: np.ndarray, targets: np.ndarray) -> dict[str, Any] | None:
+    """The results of `free_results`, in the process that writes them."""
+    if not run.process.is_main_process:
+        return None
+    sides = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
+    return free_results(answers, targets, texts.labels, texts.columns, **sides)
+
+
 def _texts_table(texts: LabelledTexts) -> list[str]:
     labels = texts.labels
-    counts = (labels.count(side) for side in (texts.train, texts.validation))
-    return texts_table(labels.names, *counts, remarks(labels.names))
+    train, validation = (labels.count(side) for side in (texts.train, texts.validation))
+    return texts_table(labels.names, train, validation, remarks(labels.names))
 
 
 def trained_classes(config: PreTrainedConfig) -> Labels | None:
@@ -180,7 +191,7 @@ def load_encoder(
     loaded = load_model(
         settings.model, AutoModelForSequenceClassification, _KIND, head=head, same_classes=same, config=config
     )
-    if same:
+    if known is not None and same:
         logger.info("the head is that of the model, with its classes %s", listed_classes(labels.names))
         if known.multi_label != labels.multi_label:
             logger.warning("the head was trained for %s", "any number of classes" if known.multi_label else "one class")
