@@ -94,6 +94,29 @@ def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
     assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
 
 
+def test_a_classifier_goes_on_from_its_head_and_is_measured_by_names(run, held_out, tmp_path, capsys):
+    """Also where its classes are in another order, and the file writes them in capitals."""
+    model = AutoModelForSequenceClassification.from_pretrained(run)
+    for parameter in model.classifier.out_proj.parameters():
+        parameter.data = parameter.data.flip(0)
+    model.config.id2label = {0: "unhappy", 1: "happy"}
+    model.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(run).save_pretrained(tmp_path / "other")
+    path = tmp_path / "texts.csv"
+    path.write_text(held_out.read_text().replace("unhappy", "UNHAPPY"))
+    files = ["--train_file", path, "--validation_file", path]
+    finetune(tmp_path / "other", tmp_path / "out", *files, "--max_steps=1", "--learning_rate=1e-8")
+    before, after = (json.loads((each / "metrics.json").read_text()) for each in (run, tmp_path / "out"))
+    assert after["metrics"] == pytest.approx(before["metrics"], rel=1e-2)
+    assert after["texts"]["labels"] == ["unhappy", "happy"]
+    main(["evaluate", str(run), "--validation_file", str(path)])
+    assert f"| {before['metrics']['accuracy']:.3f} |" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("number 61 was", "number 62 was"))
+    with pytest.raises(SystemExit):
+        finetune(tmp_path / "other", tmp_path / "out", *files, "--max_steps=1", "--learning_rate=1e-8", "--resume")
+    assert "resume: expected texts_fingerprint as in" in capsys.readouterr().err
+
+
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):
     path = tmp_path / "t.jsonl"
     rows = [
@@ -127,6 +150,10 @@ def test_columns_stay_with_a_classifier_that_is_linearised_or_distilled(encoder,
     pairs = ["--train_file", path, "--text_pair_column", "second"]
     recorded = ["--label_column=same", f"--max_length={LENGTH - 3}"]
     finetune(tmp_path / "roberta", tmp_path / "out", *pairs, *recorded, "--max_steps=2")
+    assert (
+        "```python\nfrom transformers import AutoModelForSequenceClassification\n"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
     made = {name: str(tmp_path / name) for name in ("place", "student")}
     main(["linearize", str(tmp_path / "out"), made["place"], "--projected_dim=4"])
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]

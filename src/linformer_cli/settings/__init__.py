@@ -76,6 +76,7 @@ class LabelledSettings(PairSettings):
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
     # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
     label_column: Texts[str | None] = None
+    skip_unlabelled: Texts[bool] = False  # Leave out rows without a class, which are errors otherwise.
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
 
 
@@ -263,6 +264,8 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
     validation_file: Argument[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
+    # Files that it was trained on, of which a regression on words learns, to compare it with; default: no comparison.
+    train_file: Texts[list[File] | None] = None
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 

@@ -21,7 +21,8 @@ TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file n
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
     *(MANIFEST, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "mistakes.jsonl"),
+    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "calibration.png"),
+    "mistakes.jsonl",
     *("settings.yaml", RUN_MARK),
 )
 # If any of these exists beside an encoder, sentence-transformers reads its configuration there.

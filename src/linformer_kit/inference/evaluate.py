@@ -11,8 +11,9 @@ from linformer_cli.settings import EvaluateSettings, model_label, without_local_
 from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import environment
 from linformer_kit.files.writing import whole_folder
+from linformer_kit.inference.baselines import free_results
 from linformer_kit.inference.predict import Classifier, read_classifier
-from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
+from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
@@ -24,8 +25,9 @@ def main(settings: EvaluateSettings) -> None:
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     trained = read_classifier(settings.model)
-    labels = trained.labels
-    examples, columns = load_measured(settings, trained.columns)
+    examples, train, columns = load_measured(settings, trained.columns)
+    found = {value for example in (*examples, *train) for value in example.values}
+    labels = trained.labels.read_as(found) or trained.labels
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings, trained)
     texts = ((example.text, example.text_pair) for example in examples)
@@ -43,6 +45,8 @@ def main(settings: EvaluateSettings) -> None:
         },
         "metrics": scores(logits, answers, targets, labels.metrics),
         **by_class(answers, targets, labels),
+        **certainty(logits, answers, targets),
+        "free": free_results(answers, targets, labels, columns, train=train, measured=examples),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
         "environment": environment(classifier.device),

@@ -23,11 +23,12 @@ _TEXT = """---
 {what} with {attention} for inputs of up to {longest:,} tokens{source}.
 {use}
 """
-_USE = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
+_NEEDS_US = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
 
 ```python
 import linformer_kit  # adds this type of model to transformers
-from {module} import {loader}
+"""
+_USE = """from {module} import {loader}
 
 model = {call}("FOLDER")
 ```"""
@@ -84,7 +85,8 @@ def attention_of(model: PreTrainedModel) -> str:
 def how_to_load(model: PreTrainedModel, module: str, call: str) -> str:
     """How a saved model is loaded: by a call of what is imported from a module."""
     library, model_type, loader = module.replace("_", "-"), model.config.model_type, call.partition(".")[0]
-    return _USE.format(library=library, model_type=model_type, module=module, loader=loader, call=call)
+    use = ("\n```python\n" if type(model).__module__.startswith("transformers.") else _NEEDS_US) + _USE
+    return use.format(library=library, model_type=model_type, module=module, loader=loader, call=call)
 
 
 def license_of(base: str, *, download: bool) -> str | None:

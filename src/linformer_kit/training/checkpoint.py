@@ -26,7 +26,7 @@ from linformer_cli.errors import InputError, error_text, failure_kind, input_err
 from linformer_kit.files.manifest import listed_files, write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.report.card import CARD
+from linformer_kit.report.card import CARD, write_card
 from linformer_kit.training.state import TrainingState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -83,6 +83,7 @@ def save_model(
         with whole_folder(folder, beside=True) as part:
             model.save_pretrained(part, state_dict=weights)
             save_tokenizer(tokenizer, part)
+            write_card(model, part, tokenizer.model_max_length)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
             extra_files(part)

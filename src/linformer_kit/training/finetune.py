@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,22 +13,34 @@ import numpy as np
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
+from linformer_kit.data.labelled import LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
+from linformer_kit.inference.baselines import MOST_TEXTS, free_results
+from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
+from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
-from linformer_kit.report.classification import write_finetune_report
+from linformer_kit.report.classification import texts_table, write_finetune_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.task import Batch, Batches, Task
+
+logger = logging.getLogger(__name__)
+
+_KIND = "an encoder that can classify sequences"
 
 
 def main(settings: FinetuneSettings) -> None:
@@ -50,11 +63,14 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """
     check_model_is_kept(settings.model, settings.output_dir)
     run = Run("finetune", settings)
-    texts = load_labelled(settings)
+    config = read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
+    known = trained_classes(config)
+    texts = load_labelled(settings, known)
     labels = texts.labels
+    logger.info("texts of each class:\n%s", "\n".join(_texts_table(texts)))
     metric = settings.metric_for_best_model or labels.metrics[0]
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
-    loaded = load_encoder(settings, labels, seed=settings.seed)
+    loaded = load_encoder(settings, labels, seed=settings.seed, config=config)
     model, tokenizer = loaded.model, loaded.tokenizer
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
     train, validation = (
@@ -62,9 +78,9 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
     texts_fingerprint = texts.fingerprint()
-    texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
-    of_encoder = fingerprint(model.base_model, without=loaded.random_in_encoder)
-    run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_encoder})
+    texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
+    of_model = fingerprint(model, without=loaded.random)
+    run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_model})
     model.config.trained_columns = dataclasses.asdict(texts.columns)
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")
@@ -118,14 +134,44 @@ def _results(
         curve={name: training.state.curve(each) for name, each in logged.items()},
         metrics=task.metrics(logits, targets),
         **by_class(answers, targets, labels),
+        **certainty(logits, answers, targets),
+        free=_free_results(run, texts, answers, targets),
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     return results, mistakes(logits, answers, targets, texts.validation, labels)
 
 
-def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Loaded:
-    """Load the encoder with a head for these classes, and its tokenizer; a missing head is initialised at random.
+def _free_results(run: Run, texts: LabelledTexts, answers: np.ndarray, targets: np.ndarray) -> dict[str, Any] | None:
+    """The results of `free_results`, in the process that writes them."""
+    if not run.process.is_main_process:
+        return None
+    sides = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
+    return free_results(answers, targets, texts.labels, texts.columns, **sides)
+
+
+def _texts_table(texts: LabelledTexts) -> list[str]:
+    labels = texts.labels
+    train, validation = (labels.count(side) for side in (texts.train, texts.validation))
+    return texts_table(labels.names, train, validation, remarks(labels.names))
+
+
+def trained_classes(config: PreTrainedConfig) -> Labels | None:
+    """The classes of a classifier; None for a model of another kind."""
+    named = config.architectures if isinstance(config.architectures, list) else []
+    is_classifier = any("ForSequenceClassification" in str(each) for each in named)
+    multi_label = config.problem_type == "multi_label_classification"
+    if not is_classifier or config.problem_type == "regression" or (config.num_labels == 1 and not multi_label):
+        return None
+    return Labels(tuple(str(config.id2label.get(number)) for number in range(config.num_labels)), multi_label)
+
+
+def load_encoder(
+    settings: FinetuneSettings, labels: Labels, *, seed: int, config: PreTrainedConfig | None = None
+) -> Loaded:
+    """Load the encoder with a head for these classes, and its tokenizer; what its files lack is initialised at random.
+
+    A classifier with the same classes keeps its head. The log says which weights are new, and why.
 
     The tokenizer's `model_max_length` is set to the length of the inputs, and is saved with the classifier.
 
@@ -139,8 +185,24 @@ def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Lo
         "label2id": {name: number for number, name in enumerate(labels.names)},
         "problem_type": "multi_label_classification" if labels.multi_label else "single_label_classification",
     }
-    kind = "an encoder that can classify sequences"
-    loaded = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
+    config = config or read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
+    known = trained_classes(config)
+    same, kind = known is not None and known.names == labels.names, ", ".join(config.architectures or ["no name"])
+    loaded = load_model(
+        settings.model, AutoModelForSequenceClassification, _KIND, head=head, same_classes=same, config=config
+    )
+    if known is not None and same:
+        logger.info("the head is that of the model, with its classes %s", listed_classes(labels.names))
+        if known.multi_label != labels.multi_label:
+            logger.warning("the head was trained for %s", "any number of classes" if known.multi_label else "one class")
+    if loaded.random:
+        if known is None:
+            why = f"the model ({kind}) has no classes"
+        elif same:
+            why = "its files lack them"
+        else:
+            why = f"the model's classes are {listed_classes(known.names)}, those of the texts are others"
+        logger.warning("new weights, which are random: %s; %s", ", ".join(sorted(loaded.random)), why)
     loaded.tokenizer.model_max_length = input_length(loaded.model, loaded.tokenizer, settings.max_length)
     loaded.model.float()  # the trainer mixes precisions by itself
     return loaded
