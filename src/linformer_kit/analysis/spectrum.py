@@ -65,7 +65,7 @@ def main(settings: SpectrumSettings) -> None:
         "energy": settings.energy,
         "projected_dim": choose_projected_dims(spectrum, energy=settings.energy),
     }
-    folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
+    folder = open_output_dir(settings.output_dir, command="spectrum")
     with whole_folder(folder) as part:
         text = write_report(results, part, spectrum_markdown(results, spectrum), name="spectrum")
         figure, axes = new_figure((6, 4.4))

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_cli.errors import DivergedError, check_choice
-from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
+from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
 from linformer_kit.data.tokenizer import Encoder
@@ -48,8 +48,11 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged.
     """
-    check_model_is_kept(settings.model, settings.output_dir)
-    run = Run("finetune", settings)
+    with Run("finetune", settings) as run:
+        return _finetune(run, settings), run.folder
+
+
+def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     texts = load_labelled(settings)
     labels = texts.labels
     metric = settings.metric_for_best_model or labels.metrics[0]
@@ -84,7 +87,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     results, worst = _results(run, settings, texts, training, order)
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
-    return results, run.folder
+    return results
 
 
 def _results(

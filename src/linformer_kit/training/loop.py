@@ -94,7 +94,7 @@ class Training:
         """Train to the end.
 
         Raises:
-            DivergedError: before a non-finite update, if no more of them may be skipped.
+            DivergedError: before a non-finite update.
             Stopped: after a signal, once the current update is done and saved in a checkpoint.
         """
         state, plan = self.state, self.plan
@@ -121,7 +121,7 @@ class Training:
             self.log.close()
 
     def _update(self, data: UpdateBatches) -> None:
-        """Make one update, or skip it if its loss or gradient is not finite."""
+        """Make one update; a `DivergedError` if its loss or gradient is not finite."""
         task, state, settings = self.task, self.state, self.settings
         if state.update == self.plan.restart:
             self.optimizer.state.clear()
@@ -140,27 +140,19 @@ class Training:
         self._scaler.unscale_(self.optimizer)
         length = nn.utils.clip_grad_norm_(task.model.parameters(), settings.max_grad_norm or torch.inf)
         norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
-        mean, wrong = self._checked_loss(losses, norm)
+        state.losses.append(self._finite_loss(losses, norm))
         share = self.plan.schedule(state.update)
-        if wrong:
-            self._check_may_skip(wrong)
-            self._scaler.update(self._scaler.get_scale())  # the same scale
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = group[_HIGHEST_RATE] * share
-            self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
-            self._scaler.update()
-            state.losses.append(mean)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group[_HIGHEST_RATE] * share
+        self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
+        self._scaler.update()
         self.optimizer.zero_grad()
         task.begin(None)
         state.update += 1
         state.position, state.epoch = data.position, self._batches.epochs(data.position)
         self.log.updated(data.sequences * task.size)
-        if wrong:
-            self.log.add({"skipped_updates": self.skipped_updates + 1})
-        if state.update % settings.logging_steps == 0 and state.losses:
-            rate = share * settings.learning_rate
-            self.log.add_losses(learning_rate=rate, grad_norm=None if wrong else norm)
+        if state.update % settings.logging_steps == 0:
+            self.log.add_losses(learning_rate=share * settings.learning_rate, grad_norm=norm)
 
     def _total_labels(self, batches: list[Batch]) -> Tensor | None:
         """Number of labels of an update over all processes; None if losses are means."""
@@ -176,8 +168,8 @@ class Training:
         waits = isinstance(self._parallel, DistributedDataParallel) and not last
         return self._parallel.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
 
-    def _checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
-        """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
+    def _finite_loss(self, parts: list[Tensor], norm: float) -> float:
+        """The loss of an update over all processes; a `DivergedError` with the first non-finite loss or gradient.
 
         Float16 may overflow, which is not an error, so its gradients are not checked.
         """
@@ -188,28 +180,19 @@ class Training:
         elif not self._scaler.is_enabled() and not math.isfinite(norm):
             wrong = f"a gradient norm of {norm}"
         loss, count = self._reduced(torch.stack([losses.sum(), losses.new_tensor(bool(wrong))])).tolist()
-        return loss, next(filter(None, gather_object([wrong]))) if count else ""
+        if count:
+            first_wrong = next(filter(None, gather_object([wrong])))
+            raise DivergedError(
+                f"update {self.state.update + 1} (epoch {self.state.epoch:.4g}): expected a finite loss and gradient, "
+                f"got {first_wrong}; the update was not made. Lower learning_rate {self.settings.learning_rate}"
+            )
+        return loss
 
     def _reduced(self, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> Tensor:
         """The sum, or another reduction, over all processes, in-place."""
         if self.processes > 1:
             torch.distributed.all_reduce(tensor, op=op)
         return tensor
-
-    @property
-    def skipped_updates(self) -> int:
-        """Updates that were skipped because their loss or gradient was not finite."""
-        return len(self.state.logged("skipped_updates"))
-
-    def _check_may_skip(self, wrong: str) -> None:
-        update, settings = self.state.update + 1, self.settings
-        if self.skipped_updates >= settings.max_skipped_updates:
-            raise DivergedError(
-                f"update {update} (epoch {self.state.epoch:.4g}): expected a finite loss and gradient, got {wrong}; "
-                f"the update was not made. Lower learning_rate {settings.learning_rate} or raise max_skipped_updates "
-                f"{settings.max_skipped_updates}"
-            )
-        logger.warning("update %s is skipped: %s", update, wrong)
 
     def measure(self) -> tuple[np.ndarray, ...]:
         """Measure each validation sequence, in their order, split over all processes.

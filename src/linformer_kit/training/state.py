@@ -153,10 +153,10 @@ class TrainingLog:
         self._state.items += items
         self._bar.update()
 
-    def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
+    def add_losses(self, *, learning_rate: float, grad_norm: float) -> None:
         """Add a line with the mean loss of the updates since the last such line, speed, time left and memory.
 
-        Learning rate and gradient norm before clipping are of the last update; without a norm, it was skipped.
+        Learning rate and gradient norm before clipping are of the last update.
         """
         state = self._state
         loss = sum(state.losses) / len(state.losses)
