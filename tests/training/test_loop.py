@@ -170,7 +170,7 @@ class Numbers(Task):
     def __init__(self, count: int) -> None:
         super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return [0]
 
     @staticmethod

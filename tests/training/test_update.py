@@ -44,7 +44,7 @@ class Words(Task):
         super().__init__(model, tokenizer, train=rows, validation=[], collate=default_collate)
         self.means, self.losses = means, []
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return list(range(BATCH))
 
     def labels(self, batch):

@@ -220,7 +220,7 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
     adapter_rank: Adapter[Count | None] = None
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
-    # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
+    # Cut documents into passages of whole sentences: half of the updates have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
     packing: Texts[bool | None] = None
     max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.

@@ -22,7 +22,7 @@ from linformer_kit.models.base import check_positions, longest_input, set_positi
 from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, two_schedules
+from linformer_kit.training.distillation_task import MEASURES, SPREAD, Distillation, kind_of, two_schedules
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
@@ -142,9 +142,10 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
     packing = not whole if settings.packing is None else settings.packing
     encoder = Encoder(pair.tokenizer, pair.longest)
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
-    batch_size, limit = settings.per_device_train_batch_size * processes, len(inputs.train)
-    expected = f"at most the {limit} training inputs in all processes"
-    check_input(batch_size <= limit, "per_device_train_batch_size", expected, batch_size)
+    update_size, limit = settings.per_device_train_batch_size * processes, len(inputs.train)
+    update_size *= settings.gradient_accumulation_steps
+    expected = f"at most the {limit} training inputs in an update of all processes"
+    check_input(update_size <= limit, "per_device_train_batch_size", expected, update_size)
     return inputs
 
 
@@ -197,6 +198,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "piece_length": pair.piece_length,
         },
         layerwise_steps=settings.layerwise_steps,
+        spread=SPREAD,
         curve={name: training.state.curve(f"eval_{name}") for name in MEASURES},
     )
 

@@ -205,7 +205,7 @@ class Classification(Task):
         super().__init__(model, tokenizer, **data)
         self._texts_in_update, self._metrics = texts_in_update, metrics
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         lengths = self.train_items.lengths
         return grouped_by_length(lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from linformer_cli.errors import DivergedError, InputError, Stopped
+from linformer_cli.errors import DivergedError, InputError, Stopped, check_input
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import fast_dtype
 from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
@@ -85,6 +85,9 @@ class Training:
         if self.state.scaler:
             self._scaler.load_state_dict(self._scaler.state_dict() | self.state.scaler)
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
+        if checkpoint is not None:
+            count, expected = len(self.state.constants), f"{task.constant_count} constants in {checkpoint}"
+            check_input(count == task.constant_count, "resume", expected, count)
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
         self._signals: list[int] = []
@@ -104,6 +107,7 @@ class Training:
         )
         try:
             with stop_requests() as self._signals:
+                self._find_constants()
                 while True:
                     self._stop_if_asked()
                     if plan.evaluation_is_due(state):
@@ -119,6 +123,16 @@ class Training:
         finally:
             updates.close()
             self.log.close()
+
+    def _find_constants(self) -> None:
+        """Give the task its constants, of the checkpoint or else as the first process measures them."""
+        if self.state.update == 0 and self.rank == 0:
+            self.task.begin(None)
+            with torch.no_grad(), self._autocast:
+                self.state.constants = self.task.eval().measure_constants(self.device)
+        found = [self.state.constants]
+        broadcast_object_list(found)
+        self.state.constants = self.task.constants = found[0]
 
     def _update(self, data: UpdateBatches) -> None:
         """Make one update; a `DivergedError` if its loss or gradient is not finite."""
@@ -155,11 +169,11 @@ class Training:
             self.log.add_losses(learning_rate=share * settings.learning_rate, grad_norm=norm)
 
     def _total_labels(self, batches: list[Batch]) -> Tensor | None:
-        """Number of labels of an update over all processes; None if losses are means."""
+        """Numbers of labels of an update over all processes; None if losses are means."""
         counts = [self.task.labels(batch) for batch in batches]
         if any(count is None for count in counts):
             return None
-        return self._reduced(torch.stack([torch.as_tensor(count) for count in counts]).sum().to(self.device))
+        return self._reduced(torch.stack([torch.as_tensor(count) for count in counts]).sum(dim=0).to(self.device))
 
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward pass; processes synchronise gradients in the last pass of an update."""

@@ -246,7 +246,7 @@ class MaskedLanguageModel(Task):
     def size(self) -> int:
         return self.model.config.max_position_embeddings
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         return shuffled_blocks(len(self.train_items), seed=self.seed, epoch=epoch)
 
     def labels(self, batch: Batch) -> Tensor:
