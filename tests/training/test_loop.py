@@ -39,6 +39,16 @@ def test_resumed_equals_uninterrupted(run, tmp_path):
         assert (resumed.state.position, resumed.state.epoch) == (whole.state.position, whole.state.epoch)
 
 
+def test_a_longer_schedule_is_said(run, tmp_path, caplog):
+    """With the learning rates before and after; a resume with the same schedule, and one at its end, says nothing."""
+    run("whole")
+    for update, updates, said in ((3, 7, 0), (7, 7, 0), (6, 14, 1)):
+        caplog.clear()
+        run(f"to{updates}", checkpoint=tmp_path / "whole" / f"checkpoint-{update}", updates=updates)
+        assert caplog.text.count("moves from 0.00286 (29 % of its peak) to 0.00571 (57 %)") == said
+        assert caplog.text.count("another schedule") == said
+
+
 def seeds_of(training: Training) -> list[int]:
     """The seed of torch at each forward pass of an update."""
     seen: list[int] = []

@@ -97,7 +97,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
     assert re.search(rf"model.safetensors: expected SHA-256 .*; {advice} .*manifest.json", error)
     (tmp_path / "moved" / "manifest.json").unlink()
     error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
-    assert "resume: expected from_model_fingerprint as in" in error
+    assert "began with, got other from model" in error
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     main(arguments(text, folder, "--resume"))
     (text / "0.txt").write_text("something else entirely\n" * 50)
     error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
-    assert f"resume: expected corpus_fingerprint as in {folder / 'run.json'}, " in error
+    assert f"resume: expected the content that the run in {folder} began with, got other corpus" in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 

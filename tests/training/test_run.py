@@ -62,9 +62,10 @@ def test_what_a_run_is_made_of_is_written_down_and_compared(tmp_path):
     assert written["text_fingerprint"] == "abc" and written["settings"]["learning_rate"] == 1e-2
     with pytest.raises(InputError, match="which holds a run; --resume continues it"):
         started(tmp_path / "out")
+    message = f"resume: expected the content that the run in {tmp_path / 'out'} began with, got other text"
     with (
         started(tmp_path / "out", resume=True) as again,
-        pytest.raises(InputError, match=r"^resume: expected text_fingerprint as in .*run\.json, 'abc', got 'other'$"),
+        pytest.raises(InputError, match=f"^{re.escape(message)}$"),
     ):
         again.open({"text": "other words"}, {"text_fingerprint": "other"})
     with opened(tmp_path / "out", resume=True):
@@ -133,12 +134,25 @@ def test_settings_that_make_it_another_run_are_rejected(tmp_path):
         with pytest.raises(InputError, match=f"^resume: expected {name} as in .*settings.yaml gives the same"):
             Run("pretrain", changed)
         Run("pretrain", changed, may_change=[name]).__exit__()
-    with pytest.raises(InputError, match=r"^resume: expected global_batch_size as in .*run\.json, 4, got 2$"):
+    with pytest.raises(
+        InputError,
+        match=r"^resume: expected per_device_train_batch_size 4 for all processes together, as in .*run\.json, got 2 × 1$",
+    ):
         started(tmp_path / "out", resume=True, per_device_train_batch_size=2)
+
+
+def test_another_number_of_processes_is_said(tmp_path, monkeypatch, caplog):
+    with opened(tmp_path / "out"):
+        pass
+    two = SimpleNamespace(num_processes=2, is_main_process=True)
+    monkeypatch.setattr(training_run, "start_processes", lambda *_, **__: two)
+    started(tmp_path / "out", resume=True, per_device_train_batch_size=2).__exit__()
+    assert "another number of processes, 2: the same batches, but not bit for bit the same result" in caplog.text
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
     task = masked()
     task.metrics = lambda *_: {"loss": math.nan}
-    training = opened(tmp_path / "out").train(task, small_plan(2))
+    with opened(tmp_path / "out") as run:
+        training = run.train(task, small_plan(2))
     assert training.diverged == "training diverged: the validation loss is NaN or infinite; lower learning_rate 0.01"

@@ -108,6 +108,7 @@ class Training:
         try:
             with stop_requests() as self._signals:
                 self._find_constants()
+                self._warn_of_another_schedule()
                 while True:
                     self._stop_if_asked()
                     if plan.evaluation_is_due(state):
@@ -134,6 +135,19 @@ class Training:
         broadcast_object_list(found)
         self.state.constants = self.task.constants = found[0]
 
+    def _warn_of_another_schedule(self) -> None:
+        """Say so if a resumed training goes on with a schedule that would have had another learning rate before."""
+        state, schedule = self.state, self.plan.schedule
+        if state.update == 0 or self.plan.is_finished(state) or math.isclose(schedule(state.update - 1), state.rate):
+            return
+        after = schedule(state.update)
+        logger.warning(
+            "resume: another number of updates is another schedule: from one update to the next, the learning rate "
+            "moves from %.3g (%.0f %% of its peak) to %.3g (%.0f %%)",
+            *(state.rate * self.settings.learning_rate, 100 * state.rate),
+            *(after * self.settings.learning_rate, 100 * after),
+        )
+
     def _update(self, data: UpdateBatches) -> None:
         """Make one update; a `DivergedError` if its loss or gradient is not finite."""
         task, state, settings = self.task, self.state, self.settings
@@ -155,9 +169,9 @@ class Training:
         length = nn.utils.clip_grad_norm_(task.model.parameters(), settings.max_grad_norm or torch.inf)
         norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
         state.losses.append(self._finite_loss(losses, norm))
-        share = self.plan.schedule(state.update)
+        state.rate = self.plan.schedule(state.update)
         for group in self.optimizer.param_groups:
-            group["lr"] = group[_HIGHEST_RATE] * share
+            group["lr"] = group[_HIGHEST_RATE] * state.rate
         self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
         self._scaler.update()
         self.optimizer.zero_grad()
@@ -166,7 +180,7 @@ class Training:
         state.position, state.epoch = data.position, self._batches.epochs(data.position)
         self.log.updated(data.sequences * task.size)
         if state.update % settings.logging_steps == 0:
-            self.log.add_losses(learning_rate=share * settings.learning_rate, grad_norm=norm)
+            self.log.add_losses(learning_rate=state.rate * settings.learning_rate, grad_norm=norm)
 
     def _total_labels(self, batches: list[Batch]) -> Tensor | None:
         """Numbers of labels of an update over all processes; None if losses are means."""

@@ -109,14 +109,16 @@ class Run:
         self._lock.close()
 
     def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
-        """Open the output folder and record settings, a description of the data, and hashes of the inputs, by name.
+        """Open the output folder and record settings, a description of the data, and hashes of the inputs.
+
+        The names of the hashes are words, such as `train_text_fingerprint`, which the error of a resume repeats.
 
         Raises:
             InputError: if a resumed run had other inputs, or another run has started in the folder meanwhile.
         """
         if self.process.is_main_process:
             if self._resumed:
-                check_made_from(self.folder / RUN_MARK, self._resumed, fingerprints)
+                self._check_same_content(fingerprints)
             self.folder = open_output_dir(self.settings.output_dir, command=self.command)
             if self._is_new:
                 self._lock.enter_context(locked(self.folder / LOCK, "output_dir"))
@@ -131,10 +133,26 @@ class Run:
     def _check_same_settings(self, may_change: Collection[str]) -> None:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
         mark, path, free = self.folder / RUN_MARK, self.folder / _SETTINGS, (*_NOT_SAVED, *_MAY_CHANGE, *may_change)
-        check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
+        check_made_from(mark, self._resumed, {"command": self.command})
+        size, processes = self.settings.per_device_train_batch_size, self.process.num_processes
+        if self._resumed.get("global_batch_size") != self._global_batch_size:
+            expected = f"{self._resumed.get('global_batch_size')!r} for all processes together, as in {mark}"
+            raise InputError(f"resume: expected per_device_train_batch_size {expected}, got {size} × {processes}")
         before, now = flat(self._resumed["settings"]), flat(dataclasses.asdict(self.settings))
+        if before.get("per_device_train_batch_size") != size:
+            text = "resume: another number of processes, %s: the same batches, but not bit for bit the same result"
+            logger.warning(text, processes)
         now = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
         check_made_from(path, before, now, f"; --config {path} gives the same settings again")
+
+    def _check_same_content(self, fingerprints: dict[str, str]) -> None:
+        """Raise an error that says which inputs of a resumed run have changed."""
+        changed = [name for name, value in fingerprints.items() if self._resumed.get(name) != value]
+        if changed:
+            words = " and ".join(name.removesuffix("_fingerprint").replace("_", " ") for name in changed)
+            raise InputError(
+                f"resume: expected the content that the run in {self.folder} began with, got other {words}"
+            )
 
     def _check_enough_updates(self) -> None:
         """Raise an error if a checkpoint has more than `max_steps` updates, with its name."""

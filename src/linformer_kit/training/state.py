@@ -54,8 +54,9 @@ class TrainingState:
     epoch: float = 0.0  # epochs done, with a fraction; derived from the position
     losses: list[StrictFloat] = field(default_factory=list)  # of the updates since the last line of losses in the log
     log: Annotated[list[_Line], Field(alias="log_history")] = field(default_factory=list)
-    constants: list[StrictFloat] = field(default_factory=list)  # of the task
     scaler: _Numbers = field(default_factory=dict)  # float16's loss scaling: the scale, and updates since it changed
+    rate: float = 0.0  # learning rate of the last update, as a fraction of the peak
+    constants: list[StrictFloat] = field(default_factory=list)  # of the task
     seconds: float = 0.0  # of data loading and updates so far; evaluation and saving do not count
     items: int = 0  # tokens or texts so far
 
