@@ -103,9 +103,9 @@ def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("nowhere")
     message = r"^output_dir: expected a folder, got the file (runs|link)$"
     with pytest.raises(InputError, match=message):
-        check_output_dir(output_dir, resume=False, overwrite=False)
+        check_output_dir(output_dir, resume=False)
     with pytest.raises(InputError, match=message):
-        open_output_dir(output_dir, command="bench", overwrite=False)
+        open_output_dir(output_dir, command="bench")
 
 
 def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
@@ -113,16 +113,18 @@ def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path / "new" / "one"), resume=False, overwrite=False)
+        check_output_dir(str(tmp_path / "new" / "one"), resume=False)
 
 
 def test_a_new_folder_is_new_or_empty(tmp_path):
     assert check_new_folder("folder", str(tmp_path / "new")) == tmp_path / "new"
+    (tmp_path / ".lock").touch()  # of a process that was killed before it wrote anything else
     assert check_new_folder("folder", str(tmp_path)) == tmp_path
     (tmp_path / "notes.txt").write_text("mine")
-    for path in (tmp_path, tmp_path / "notes.txt"):
-        message = f"folder: expected a new or empty folder, got {path}, which exists"
-        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-            check_new_folder("folder", str(path))
+    message = f"folder: expected a new or empty folder, got {tmp_path}, which is not empty"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_new_folder("folder", str(tmp_path))
+    with pytest.raises(InputError, match=r"^folder: expected a folder, got the file .*notes\.txt$"):
+        check_new_folder("folder", str(tmp_path / "notes.txt"))
     with pytest.raises(InputError, match=f"^folder: expected a folder, got the file {tmp_path / 'notes.txt'}$"):
         check_writable(tmp_path / "notes.txt" / "below", "folder")

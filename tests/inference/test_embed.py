@@ -116,7 +116,7 @@ def test_a_resumed_run_has_all_settings_that_change_its_output(folder, tmp_path,
         output.write(Model(), {}, lambda texts, done: b"")
 
     run()
-    free = {"model", "file", "out", "resume", "overwrite", "device", "batch_size"}
+    free = {"model", "file", "out", "resume", "device", "batch_size"}
     names = {field.name for field in dataclasses.fields(Later)} - free
     assert json.loads((tmp_path / "x.npy.run.json").read_text()).keys() == names | {"files", "texts", "bytes"}
     run(resume=True, device="cpu", batch_size=5)
@@ -157,8 +157,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     np.save(output, np.zeros((3, 2), dtype=np.float32))
     message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
     assert message in fail(capsys, *command(folder, output, "--resume"))
-    main(command(folder, output, "--overwrite"))
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
 def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
@@ -224,7 +222,9 @@ def test_what_another_run_has_saved_is_not_taken(folder, tmp_path, monkeypatch):
     """Of a run with other settings, that did not end, by one that is killed before it saves."""
     output, options = tmp_path / "vectors.npy", ["--max_length", "11"]
     main(command(folder, tmp_path / "whole.npy", *options))
-    for number, more in ((signal.SIGTERM, []), (None, [*options, "--overwrite"])):
+    for number, more in ((signal.SIGTERM, []), (None, options)):
+        for path in tmp_path.glob("vectors.npy.[pr]*"):  # all but what was saved of batches
+            path.unlink()
 
         def at_batch(batch, number=number):
             if batch == 3 and number:
@@ -254,10 +254,8 @@ def test_rejected(folder, tmp_path, capsys, options, message):
 
 
 def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, monkeypatch, capsys):
-    """Also over an older output, which is not taken for the result."""
     main(command(folder, tmp_path / "whole.npy"))
     output = tmp_path / "vectors.npy"
-    np.save(output, np.zeros_like(np.load(tmp_path / "whole.npy")))
 
     def failed(*_):
         raise KeyboardInterrupt
@@ -266,7 +264,7 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
         patched.setattr(files.os, "replace", failed)
         patched.setattr(files, "write_whole", lambda path, text: path.write_text(text))
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            main(command(folder, output, "--overwrite"))
+            main(command(folder, output))
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
@@ -295,10 +293,9 @@ def test_no_file_of_texts_or_of_another_run_is_overwritten(folder, tmp_path, cap
     pieces.write_text("of another run")
     assert pieces.name in fail_last_line(capsys, *command(folder, output, "--chunk_tokens", "3"))
     assert pieces.read_text() == "of another run" and not output.exists()
-    main(command(folder, output, "--chunk_tokens", "3", "--overwrite"))
+    pieces.unlink()
+    main(command(folder, output, "--chunk_tokens", "3"))
     before = pieces.read_bytes()
-    again = ["embed", folder / "model", pieces, "--out", output, "--chunk_tokens", "3", "--overwrite"]
+    again = ["embed", folder / "model", pieces, "--out", output, "--chunk_tokens", "3", "--resume"]
     assert "out: expected another file than that of the texts" in fail_last_line(capsys, *again)
     assert pieces.read_bytes() == before
-    main(command(folder, output, "--overwrite"))
-    assert not pieces.exists()

@@ -157,7 +157,7 @@ def test_long_texts_are_truncated(model, tmp_path, capsys):
     [
         (["{model}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
         (["{encoder}", "{texts}"], "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM"),
-        (["/no-model", "{texts}", "--out", "{texts}", "--overwrite"], "out: expected another file than that of the texts"),
+        (["/no-model", "{texts}", "--out", "{texts}", "--resume"], "out: expected another file than that of the texts"),
         (["/no-model", "{texts}", "--out", "{old}"], "out: expected a new file, got"),
         (["/no-model", "{texts}", "--out", "."], "out: expected a file, got the folder ."),
         (["/no-model", "{texts}", "--out", ""], "out: expected a file, got the folder ."),
@@ -198,6 +198,4 @@ def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_fi
             predict.main(PredictSettings(**asked))
     assert part.exists() and not output.exists()
     predict.main(PredictSettings(**asked, resume=True))  # as after a kill before anything is recorded
-    assert len(output.read_text().splitlines()) == 2
-    predict.main(PredictSettings(**asked, overwrite=True))
     assert len(output.read_text().splitlines()) == 2

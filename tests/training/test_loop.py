@@ -39,6 +39,16 @@ def test_resumed_equals_uninterrupted(run, tmp_path):
         assert (resumed.state.position, resumed.state.epoch) == (whole.state.position, whole.state.epoch)
 
 
+def test_a_longer_schedule_is_said(run, tmp_path, caplog):
+    """With the learning rates before and after; a resume with the same schedule, and one at its end, says nothing."""
+    run("whole")
+    for update, updates, said in ((3, 7, 0), (7, 7, 0), (6, 14, 1)):
+        caplog.clear()
+        run(f"to{updates}", checkpoint=tmp_path / "whole" / f"checkpoint-{update}", updates=updates)
+        assert caplog.text.count("moves from 0.00286 (29 % of its peak) to 0.00571 (57 %)") == said
+        assert caplog.text.count("another schedule") == said
+
+
 def seeds_of(training: Training) -> list[int]:
     """The seed of torch at each forward pass of an update."""
     seen: list[int] = []
@@ -170,7 +180,7 @@ class Numbers(Task):
     def __init__(self, count: int) -> None:
         super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return [0]
 
     @staticmethod
@@ -214,7 +224,7 @@ def test_an_update_that_is_not_finite_is_not_made(masked, build):
     training = build(task=spoilt(masked(), (2, 0)), save_every=99)
     message = (
         "update 3 (epoch 0.4): expected a finite loss and gradient, got a loss of nan in batch 1 of 1 of process 0; the "
-        "update was not made. Lower learning_rate 0.01 or raise max_skipped_updates 0"
+        "update was not made. Lower learning_rate 0.01"
     )
     before: list[torch.Tensor] = []
     after_updates(training, lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()]))
@@ -222,34 +232,6 @@ def test_an_update_that_is_not_finite_is_not_made(masked, build):
         training.run()
     assert training.state.update == 2
     assert all(map(torch.equal, training.task.parameters(), before))
-
-
-def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
-    """They are counted in the log, also of a training that goes on; parameters and moments are as they were."""
-    wrong = ((1, 0), (3, 0))
-    whole = run("whole", task=spoilt(masked(), *wrong), max_skipped_updates=2)
-    assert whole.skipped_updates == 2 and whole.state.update == 7
-    assert whole.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert list(whole.state.logged("loss")) == [1, 3, 5, 6, 7]
-    assert all(map(math.isfinite, losses(whole)))
-    assert {float(state["step"]) for state in whole.optimizer.state.values()} == {5.0}
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    resumed = run("on", task=spoilt(masked(), *wrong), max_skipped_updates=2, checkpoint=checkpoint)
-    assert resumed.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert same_parameters(resumed.task.model, whole.task.model)
-    training = build("cut", task=spoilt(masked(), *wrong), max_skipped_updates=1, checkpoint=checkpoint)
-    with pytest.raises(DivergedError, match=r"^update 4 .* or raise max_skipped_updates 1$"):
-        training.run()
-
-
-def test_an_update_follows_a_skipped_one_in_float16(masked, build):
-    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
-    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, dtype="float16", logging_steps=2)
-    training.run()
-    assert training.skipped_updates == 1 and training.state.update == 7
-    assert training.state.scaler["scale"] == 65536.0
-    assert list(training.state.logged("loss")) == [2, 4, 6]
-    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
 
 
 def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):

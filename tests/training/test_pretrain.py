@@ -98,7 +98,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
     assert re.search(rf"model.safetensors: expected SHA-256 .*; {advice} .*manifest.json", error)
     (tmp_path / "moved" / "manifest.json").unlink()
     error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
-    assert "resume: expected from_model_fingerprint as in" in error
+    assert "began with, got other from model" in error
 
 
 @pytest.mark.parametrize(
@@ -127,17 +127,6 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     assert "max_steps: expected at least the 4 updates of" in error
 
 
-def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
-    """Whether the settings are rejected at once, or when the text has been read."""
-    shutil.copytree(run, folder := tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))
-    assert "adam_beta2: expected less than 1, got 3" in error
-    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", "--mlm_probability=1e-7"))
-    assert "mlm_probability: expected enough to mask any of" in error
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
 def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     text, folder, held_out = tmp_path / "text", tmp_path / "out", tmp_path / "validation.txt"
     shutil.copytree(corpus, text)
@@ -149,17 +138,17 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     main([*run, "--resume"])
     held_out.write_text("something else entirely\n" * 50)
     error = fail_last_line(capsys, *run, "--resume", "--max_steps=6")
-    assert f"resume: expected validation_text_fingerprint as in {folder / 'run.json'}, " in error
+    assert f"resume: expected the content that the run in {folder} began with, got other validation text" in error
     shutil.copy(held_out, text / "0.txt")
     error = fail_last_line(capsys, *run, "--resume", "--max_steps=6")
-    assert f"resume: expected train_text_fingerprint as in {folder / 'run.json'}, " in error
+    assert "began with, got other train text and validation text" in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 
 def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
     assert re.search(r"update \d \(epoch .*\): expected a finite loss and gradient, got a", error)
-    assert "the update was not made. Lower learning_rate 1e+30 or raise max_skipped_updates 0" in error
+    assert "the update was not made. Lower learning_rate 1e+30" in error
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()
 

@@ -47,7 +47,7 @@ def collate(keys: list) -> dict[str, torch.Tensor]:
 
 
 class EchoTask(Task):
-    def order(self, epoch: int, global_batch_size: int) -> list:
+    def order(self, epoch: int, update_size: int) -> list:
         return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch)
 
 

@@ -44,7 +44,7 @@ class Words(Task):
         super().__init__(model, tokenizer, train=rows, validation=[], collate=default_collate)
         self.means, self.losses = means, []
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return list(range(BATCH))
 
     def labels(self, batch):
@@ -121,7 +121,7 @@ def test_float16_skips_what_overflows_and_lowers_its_scale(build, words, tmp_pat
     task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
     training = build(task=task, updates=1, dtype="float16")
     training.run()
-    assert training.skipped_updates == 0 and same_parameters(task.model, Words(words).model)
+    assert same_parameters(task.model, Words(words).model)
     assert training.state.scaler == {"scale": 32768.0, "_growth_tracker": 0}
     resumed = build(task=task, updates=2, dtype="float16", checkpoint=tmp_path / "run" / "checkpoint-1")
     resumed.run()

@@ -106,11 +106,6 @@ class ResumeSettings:
     """What happens to the output of an earlier run."""
 
     resume: Output[bool] = False  # Continue an interrupted run from what it saved; start one if there is none.
-    overwrite: Output[bool] = False  # Delete the output of an earlier run and start again.
-
-    def __post_init__(self) -> None:
-        if self.resume and self.overwrite:
-            raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
 @settings
@@ -141,7 +136,6 @@ class TrainingSettings(ResumeSettings, DeviceSettings):
     adam_beta2: Training[BelowOne] = 0.999  # AdamW's decay of the second moment.
     adam_epsilon: Training[Positive] = 1e-8  # AdamW's epsilon.
     max_grad_norm: Training[Amount] = 1.0  # Clip the gradient norm to this value; 0: no clipping.
-    max_skipped_updates: Training[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
     save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
     logging_steps: Evaluation[Count] = 10  # Updates between log lines.
     # Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
@@ -223,7 +217,7 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
     adapter_rank: Adapter[Count | None] = None
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
-    # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
+    # Cut documents into passages of whole sentences: half of the updates have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
     packing: Texts[bool | None] = None
     max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.
@@ -288,7 +282,6 @@ class EmbedSettings(ResumeSettings, WeightSettings):
     batch_size: Machine[Count] = 8  # Texts per forward pass.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.pieces and self.chunk_tokens is not None:
             raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
         if not self.out.endswith(".npy"):
@@ -367,11 +360,3 @@ class BenchSettings(CostSettings):
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
     tokens: Measurement[Count | None] = None  # Tokens per batch, or one sequence; default: 4,096 on a CPU, else 65,536.
     num_hidden_layers: Encoder[Count] = 2  # Number of layers.
-
-
-def check_model_is_kept(model: str | None, output_dir: str | None) -> None:
-    """Raise an `InputError` if the output folder, which `overwrite` removes, holds the model that a training needs."""
-    if model is None or output_dir is None or not is_local_path(model):
-        return
-    if Path(model).resolve().is_relative_to(Path(output_dir).resolve()):
-        raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")

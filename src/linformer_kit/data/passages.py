@@ -25,7 +25,7 @@ from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.files.manifest import fingerprint
 
 _SHORTEST = 8  # tokens of the shortest passages
-_FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
+_FULL_LENGTH = 0.5  # share of the updates with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
 _MAX_CHARACTERS = 10  # upper estimate of the characters per token
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
@@ -169,15 +169,15 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
 
 
 def passage_keys(inputs: int, *, longest: int, batch_size: int, seed: int, epoch: int) -> list[Key]:
-    """Random order of keys in which all inputs of one forward pass, over all processes, have the same length.
+    """Random order of keys in which all inputs of one update, over all processes, have the same length.
 
-    About half of the passes have full length. The other lengths are log-uniform, so that a model also sees single
-    sentences. A pure function of seed and epoch; an incomplete last pass is dropped.
+    About half of the updates have full length. The other lengths are log-uniform, so that a model also sees single
+    sentences. A pure function of seed and epoch; an incomplete last update is dropped.
 
     Args:
         inputs: Number of inputs.
         longest: n, the maximum length in tokens.
-        batch_size: Inputs of one forward pass over all processes.
+        batch_size: Inputs of one update over all processes.
         seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])

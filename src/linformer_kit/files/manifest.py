@@ -67,15 +67,6 @@ def listed_files(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 
-def remove_listed(folder: Path) -> None:
-    """Remove the files that a manifest lists, and subfolders that become empty."""
-    for path in listed_files(folder):
-        path.unlink()
-        for parent in _between(path, folder):
-            if not any(parent.iterdir()):
-                parent.rmdir()
-
-
 def _between(path: Path, folder: Path) -> list[Path]:
     """The folders between a file and `folder`, the deepest first."""
     return [parent for parent in path.parents if folder in parent.parents]

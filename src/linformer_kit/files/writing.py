@@ -47,17 +47,6 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def write_new(path: Path, text: str) -> None:
-    """Write a text file that must not exist yet: of processes that start at once, one creates it.
-
-    Raises:
-        FileExistsError: if it exists.
-    """
-    with errors_named(path), path.open("x", encoding="utf-8") as file:
-        file.write(text)
-    flush(path)
-
-
 def flush(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk (fsync)."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders

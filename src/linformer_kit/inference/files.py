@@ -25,7 +25,7 @@ from linformer_kit.files.writing import whole_file, write_whole
 from linformer_kit.inference.batches import TextModel
 
 _SECONDS = 30.0  # between two saves, at least
-_MAY_CHANGE = ("model", "file", "out", "resume", "overwrite", "device", "batch_size")  # hashed instead, or rounding
+_MAY_CHANGE = ("model", "file", "out", "resume", "device", "batch_size")  # hashed instead, or rounding
 
 
 class TextsAndOutput:
@@ -46,11 +46,11 @@ class TextsAndOutput:
 
     Raises:
         InputError: for files that do not exist or are empty, a column of files without columns, and an output that
-            exists, unless it is to be resumed or overwritten, or that is one of these files.
+            exists, unless it is to be resumed, or that is one of these files.
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, *extra_files: Path) -> None:
-        self._settings, self._goes_on = settings, settings.resume or settings.overwrite
+        self._settings, self._goes_on = settings, settings.resume
         self.paths = find_files(settings.file, field="file")
         column = settings.text_column
         if column is not None and not any(is_table(path, column) for path in self.paths):

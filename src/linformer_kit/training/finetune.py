@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from linformer_cli.errors import DivergedError, check_choice
-from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
+from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder
@@ -61,8 +61,11 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged.
     """
-    check_model_is_kept(settings.model, settings.output_dir)
-    run = Run("finetune", settings)
+    with Run("finetune", settings) as run:
+        return _finetune(run, settings), run.folder
+
+
+def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     config = read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
     known = trained_classes(config)
     texts = load_labelled(settings, known)
@@ -100,7 +103,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     results, worst = _results(run, settings, texts, training, order)
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
-    return results, run.folder
+    return results
 
 
 def _results(
@@ -264,7 +267,7 @@ class Classification(Task):
         super().__init__(model, tokenizer, **data)
         self._texts_in_update, self._metrics = texts_in_update, metrics
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         lengths = self.train_items.lengths
         return grouped_by_length(lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch)
 

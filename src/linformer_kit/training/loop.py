@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from linformer_cli.errors import DivergedError, InputError, Stopped
+from linformer_cli.errors import DivergedError, InputError, Stopped, check_input
 from linformer_cli.settings import TrainingSettings
 from linformer_kit.environment import fast_dtype
 from linformer_kit.files.folders import checkpoint_path, rotate_checkpoints
@@ -85,6 +85,9 @@ class Training:
         if self.state.scaler:
             self._scaler.load_state_dict(self._scaler.state_dict() | self.state.scaler)
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
+        if checkpoint is not None:
+            count, expected = len(self.state.constants), f"{task.constant_count} constants in {checkpoint}"
+            check_input(count == task.constant_count, "resume", expected, count)
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
         self._signals: list[int] = []
@@ -94,7 +97,7 @@ class Training:
         """Train to the end.
 
         Raises:
-            DivergedError: before a non-finite update, if no more of them may be skipped.
+            DivergedError: before a non-finite update.
             Stopped: after a signal, once the current update is done and saved in a checkpoint.
         """
         state, plan = self.state, self.plan
@@ -104,6 +107,8 @@ class Training:
         )
         try:
             with stop_requests() as self._signals:
+                self._find_constants()
+                self._warn_of_another_schedule()
                 while True:
                     self._stop_if_asked()
                     if plan.evaluation_is_due(state):
@@ -120,8 +125,31 @@ class Training:
             updates.close()
             self.log.close()
 
+    def _find_constants(self) -> None:
+        """Give the task its constants, of the checkpoint or else as the first process measures them."""
+        if self.state.update == 0 and self.rank == 0:
+            self.task.begin(None)
+            with torch.no_grad(), self._autocast:
+                self.state.constants = self.task.eval().measure_constants(self.device)
+        found = [self.state.constants]
+        broadcast_object_list(found)
+        self.state.constants = self.task.constants = found[0]
+
+    def _warn_of_another_schedule(self) -> None:
+        """Say so if a resumed training goes on with a schedule that would have had another learning rate before."""
+        state, schedule = self.state, self.plan.schedule
+        if state.update == 0 or self.plan.is_finished(state) or math.isclose(schedule(state.update - 1), state.rate):
+            return
+        after = schedule(state.update)
+        logger.warning(
+            "resume: another number of updates is another schedule: from one update to the next, the learning rate "
+            "moves from %.3g (%.0f %% of its peak) to %.3g (%.0f %%)",
+            *(state.rate * self.settings.learning_rate, 100 * state.rate),
+            *(after * self.settings.learning_rate, 100 * after),
+        )
+
     def _update(self, data: UpdateBatches) -> None:
-        """Make one update, or skip it if its loss or gradient is not finite."""
+        """Make one update; a `DivergedError` if its loss or gradient is not finite."""
         task, state, settings = self.task, self.state, self.settings
         if state.update == self.plan.restart:
             self.optimizer.state.clear()
@@ -140,34 +168,26 @@ class Training:
         self._scaler.unscale_(self.optimizer)
         length = nn.utils.clip_grad_norm_(task.model.parameters(), settings.max_grad_norm or torch.inf)
         norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
-        mean, wrong = self._checked_loss(losses, norm)
-        share = self.plan.schedule(state.update)
-        if wrong:
-            self._check_may_skip(wrong)
-            self._scaler.update(self._scaler.get_scale())  # the same scale
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = group[_HIGHEST_RATE] * share
-            self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
-            self._scaler.update()
-            state.losses.append(mean)
+        state.losses.append(self._finite_loss(losses, norm))
+        state.rate = self.plan.schedule(state.update)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group[_HIGHEST_RATE] * state.rate
+        self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
+        self._scaler.update()
         self.optimizer.zero_grad()
         task.begin(None)
         state.update += 1
         state.position, state.epoch = data.position, self._batches.epochs(data.position)
         self.log.updated(data.sequences * task.size)
-        if wrong:
-            self.log.add({"skipped_updates": self.skipped_updates + 1})
-        if state.update % settings.logging_steps == 0 and state.losses:
-            rate = share * settings.learning_rate
-            self.log.add_losses(learning_rate=rate, grad_norm=None if wrong else norm)
+        if state.update % settings.logging_steps == 0:
+            self.log.add_losses(learning_rate=state.rate * settings.learning_rate, grad_norm=norm)
 
     def _total_labels(self, batches: list[Batch]) -> Tensor | None:
-        """Number of labels of an update over all processes; None if losses are means."""
+        """Numbers of labels of an update over all processes; None if losses are means."""
         counts = [self.task.labels(batch) for batch in batches]
         if any(count is None for count in counts):
             return None
-        return self._reduced(torch.stack([torch.as_tensor(count) for count in counts]).sum().to(self.device))
+        return self._reduced(torch.stack([torch.as_tensor(count) for count in counts]).sum(dim=0).to(self.device))
 
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager:
         """Context of a forward and backward pass; processes synchronise gradients in the last pass of an update."""
@@ -176,8 +196,8 @@ class Training:
         waits = isinstance(self._parallel, DistributedDataParallel) and not last
         return self._parallel.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
 
-    def _checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
-        """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
+    def _finite_loss(self, parts: list[Tensor], norm: float) -> float:
+        """The loss of an update over all processes; a `DivergedError` with the first non-finite loss or gradient.
 
         Float16 may overflow, which is not an error, so its gradients are not checked.
         """
@@ -188,28 +208,19 @@ class Training:
         elif not self._scaler.is_enabled() and not math.isfinite(norm):
             wrong = f"a gradient norm of {norm}"
         loss, count = self._reduced(torch.stack([losses.sum(), losses.new_tensor(bool(wrong))])).tolist()
-        return loss, next(filter(None, gather_object([wrong]))) if count else ""
+        if count:
+            first_wrong = next(filter(None, gather_object([wrong])))
+            raise DivergedError(
+                f"update {self.state.update + 1} (epoch {self.state.epoch:.4g}): expected a finite loss and gradient, "
+                f"got {first_wrong}; the update was not made. Lower learning_rate {self.settings.learning_rate}"
+            )
+        return loss
 
     def _reduced(self, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> Tensor:
         """The sum, or another reduction, over all processes, in-place."""
         if self.processes > 1:
             torch.distributed.all_reduce(tensor, op=op)
         return tensor
-
-    @property
-    def skipped_updates(self) -> int:
-        """Updates that were skipped because their loss or gradient was not finite."""
-        return len(self.state.logged("skipped_updates"))
-
-    def _check_may_skip(self, wrong: str) -> None:
-        update, settings = self.state.update + 1, self.settings
-        if self.skipped_updates >= settings.max_skipped_updates:
-            raise DivergedError(
-                f"update {update} (epoch {self.state.epoch:.4g}): expected a finite loss and gradient, got {wrong}; "
-                f"the update was not made. Lower learning_rate {settings.learning_rate} or raise max_skipped_updates "
-                f"{settings.max_skipped_updates}"
-            )
-        logger.warning("update %s is skipped: %s", update, wrong)
 
     def measure(self) -> tuple[np.ndarray, ...]:
         """Measure each validation sequence, in their order, split over all processes.

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from linformer_cli.errors import DivergedError, InputError, check_input, renamed
-from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
+from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
 from linformer_kit.interop.checkpoints.pretrained import read_config
@@ -76,7 +76,11 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """
     settings, start = _starting_from(settings)
     _check_settings(settings)
-    run = Run("pretrain", settings, may_change=_MAY_CHANGE)
+    with Run("pretrain", settings, may_change=_MAY_CHANGE) as run:
+        return _pretrain(run, settings, start), run.folder
+
+
+def _pretrain(run: Run, settings: PretrainSettings, start: LinformerLanguageModel | None) -> dict[str, Any]:
     with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
     fingerprints = {
@@ -103,13 +107,11 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         save_model(model, data.tokenizer, run.folder)
     results = _results(run, model, data, training)
     run.write(write_pretrain_report, results)
-    return results, run.folder
+    return results
 
 
 def _check_settings(settings: PretrainSettings) -> None:
     """Raise the errors of settings that contradict each other."""
-    if settings.overwrite:  # a study may keep its start in the folder of the run
-        check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end:
         expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
         check_input(settings.save_steps == settings.eval_steps, "save_steps", expected, settings.save_steps)
@@ -259,7 +261,7 @@ class MaskedLanguageModel(Task):
     def size(self) -> int:
         return self.model.config.max_position_embeddings
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         return shuffled_blocks(len(self.train_items), seed=self.seed, epoch=epoch)
 
     def labels(self, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from linformer_cli.errors import DivergedError, InputError
-from linformer_cli.outputs import RUN_MARK
+from linformer_cli.outputs import LOCK, RUN_MARK
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_cli.settings.files import flat
 from linformer_kit.environment import environment
@@ -30,8 +31,9 @@ from linformer_kit.files.folders import (
     open_output_dir,
     recover_checkpoints,
 )
+from linformer_kit.files.locking import locked
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.writing import write_new, write_whole
+from linformer_kit.files.writing import write_whole
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import start_processes
@@ -43,7 +45,6 @@ logger = logging.getLogger(__name__)
 # Settings that may change on resume: they affect speed, logging and which checkpoints are kept. The number of
 # processes may change as well, and with it the batch of each: `global_batch_size` is compared.
 _MAY_CHANGE = (
-    "max_skipped_updates",
     "save_total_limit",
     "logging_steps",
     "report_to",
@@ -52,13 +53,15 @@ _MAY_CHANGE = (
     "fully_shard",
     "ddp_timeout",
 )
-# Not saved, so that repeating a run from its settings does not overwrite it.
-_NOT_SAVED = ("output_dir", "resume", "overwrite")
+# Not saved, so that the settings can be repeated in another folder.
+_NOT_SAVED = ("output_dir", "resume")
 _SETTINGS = "settings.yaml"
 
 
 class Run:
-    """A run of a training command. All processes create one, and call the same methods.
+    """A run of a training command. All processes create one, and call the same methods within `with`.
+
+    It locks its folder when it is created, or in `open` if the folder does not exist yet, until the block ends.
 
     Args:
         command: Name of the command.
@@ -69,8 +72,8 @@ class Run:
         folder: The output folder; final after `open`.
 
     Raises:
-        InputError: for settings that do not fit, and for a folder where another run would be overwritten. Nothing was
-            read, written or removed.
+        InputError: for settings that do not fit, for a folder that is not empty, and for one of a run that is not to be
+            resumed, or is alive.
     """
 
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
@@ -83,37 +86,45 @@ class Run:
         if settings.fully_shard and count == 1:
             raise InputError("fully_shard: expected several processes, as torchrun starts them, got one")
         if self.process.is_main_process:
-            check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+            check_output_dir(settings.output_dir, resume=settings.resume)
         self.folder = Path(settings.output_dir or "")
-        self._before = self._last_record()  # to see whether another run starts meanwhile
-        self._resumed = _read_record(self.folder) if settings.resume and self.process.is_main_process else {}
-        if self._resumed:
-            self._check_same_settings(may_change)
-            self._check_enough_updates()
+        self._resumed: dict[str, Any] = {}
+        self._lock = ExitStack()
+        self._is_new = settings.output_dir is None or not self.folder.is_dir()
+        if self._is_new or not self.process.is_main_process:
+            return
+        with ExitStack() as lock:  # released after an error
+            lock.enter_context(locked(self.folder / LOCK, "output_dir"))
+            check_output_dir(settings.output_dir, resume=settings.resume)  # nothing was written meanwhile
+            self._resumed = _read_record(self.folder)
+            if self._resumed:
+                self._check_same_settings(may_change)
+                self._check_enough_updates()
+            self._lock = lock.pop_all()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
 
     def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
-        """Open the output folder and record settings, a description of the data, and hashes of the inputs, by name.
+        """Open the output folder and record settings, a description of the data, and hashes of the inputs.
+
+        The names of the hashes are words, such as `train_text_fingerprint`, which the error of a resume repeats.
 
         Raises:
             InputError: if a resumed run had other inputs, or another run has started in the folder meanwhile.
         """
         if self.process.is_main_process:
-            another = f"output_dir: expected one run at a time, got another one in {self.folder}"
-            if self._last_record() != self._before:
-                raise InputError(another)
             if self._resumed:
-                check_made_from(self.folder / RUN_MARK, self._resumed, fingerprints)
-            settings = self.settings
-            self.folder = open_output_dir(settings.output_dir, command=self.command, overwrite=settings.overwrite)
-            try:
-                self._write_record({**source, **fingerprints})
-            except FileExistsError:
-                raise InputError(another) from None
+                self._check_same_content(fingerprints)
+            self.folder = open_output_dir(self.settings.output_dir, command=self.command)
+            if self._is_new:
+                self._lock.enter_context(locked(self.folder / LOCK, "output_dir"))
+                check_output_dir(str(self.folder), resume=False)  # no other run has ended there meanwhile
+            self._write_record({**source, **fingerprints})
         self.process.wait_for_everyone()
-
-    def _last_record(self) -> bytes | None:
-        path = self.folder / RUN_MARK
-        return path.read_bytes() if self.settings.output_dir is not None and path.is_file() else None
 
     @property
     def _global_batch_size(self) -> int:
@@ -122,10 +133,26 @@ class Run:
     def _check_same_settings(self, may_change: Collection[str]) -> None:
         """Raise an error if the run has other settings than at its last start, with the name of the first."""
         mark, path, free = self.folder / RUN_MARK, self.folder / _SETTINGS, (*_NOT_SAVED, *_MAY_CHANGE, *may_change)
-        check_made_from(mark, self._resumed, {"global_batch_size": self._global_batch_size})
+        check_made_from(mark, self._resumed, {"command": self.command})
+        size, processes = self.settings.per_device_train_batch_size, self.process.num_processes
+        if self._resumed.get("global_batch_size") != self._global_batch_size:
+            expected = f"{self._resumed.get('global_batch_size')!r} for all processes together, as in {mark}"
+            raise InputError(f"resume: expected per_device_train_batch_size {expected}, got {size} × {processes}")
         before, now = flat(self._resumed["settings"]), flat(dataclasses.asdict(self.settings))
+        if before.get("per_device_train_batch_size") != size:
+            text = "resume: another number of processes, %s: the same batches, but not bit for bit the same result"
+            logger.warning(text, processes)
         now = {name: value for name, value in now.items() if name.partition(".")[0] not in free}
         check_made_from(path, before, now, f"; --config {path} gives the same settings again")
+
+    def _check_same_content(self, fingerprints: dict[str, str]) -> None:
+        """Raise an error that says which inputs of a resumed run have changed."""
+        changed = [name for name, value in fingerprints.items() if self._resumed.get(name) != value]
+        if changed:
+            words = " and ".join(name.removesuffix("_fingerprint").replace("_", " ") for name in changed)
+            raise InputError(
+                f"resume: expected the content that the run in {self.folder} began with, got other {words}"
+            )
 
     def _check_enough_updates(self) -> None:
         """Raise an error if a checkpoint has more than `max_steps` updates, with its name."""
@@ -134,7 +161,7 @@ class Run:
             raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
     def _write_record(self, inputs: dict[str, str]) -> None:
-        """Write settings, inputs and each start of the run; a `FileExistsError` if another has started meanwhile."""
+        """Write settings, inputs and each start of the run."""
         saved = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in _NOT_SAVED}
         start = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -149,9 +176,8 @@ class Run:
             "settings": saved,
             "starts": [*self._resumed.get("starts", ()), start],
         }
-        # First, since this file marks the folder as an output folder of this package, and claims it for this run.
-        write = write_whole if self.settings.resume and (self.folder / RUN_MARK).exists() else write_new
-        write(self.folder / RUN_MARK, json.dumps(record, indent=2) + "\n")
+        # First, since this file marks the folder as an output folder of this package.
+        write_whole(self.folder / RUN_MARK, json.dumps(record, indent=2) + "\n")
         write_whole(self.folder / _SETTINGS, yaml.safe_dump(saved, sort_keys=False))
 
     def train(self, task: Task, plan: Plan, *, label: str = "") -> Training:
@@ -183,7 +209,6 @@ class Run:
             **results,
             "updates": state.update,
             "diverged": training.diverged,
-            "skipped_updates": training.skipped_updates,
             "seconds": state.seconds,
             f"{training.task.unit}_per_second": training.log.rate,
             "dtype": str(training.dtype).removeprefix("torch."),
@@ -218,9 +243,9 @@ def _checkpoint_to_resume(folder: Path) -> Path | None:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """What the last start of a run has recorded; empty if there was none, or was killed before it was written."""
+    """What the last start of a run has recorded; empty if there was none."""
     path = folder / RUN_MARK
-    if not path.exists() or path.stat().st_size == 0:
+    if not path.exists():
         return {}
     record = read_json(path)
     for name, kind in {"settings": dict, "starts": list}.items():

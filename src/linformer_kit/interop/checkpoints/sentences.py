@@ -10,11 +10,11 @@ from huggingface_hub import snapshot_download
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
-from linformer_kit.files.folders import SENTENCE_FILES
 from linformer_kit.files.manifest import read_json
 from linformer_kit.interop.checkpoints.pretrained import optional_file
 
-_MODULES, *_SETTINGS = SENTENCE_FILES
+_MODULES = "modules.json"
+_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 _SETFIT = ("model_head.pkl", "config_setfit.json")  # the head is a pickle, which is not read
