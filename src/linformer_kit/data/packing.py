@@ -28,6 +28,7 @@ from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
 from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.read import text_groups
 from linformer_kit.data.tokenizer import (
+    TRAINING_VERSION,
     end_token_id,
     load_tokenizer,
     start_token_id,
@@ -88,7 +89,7 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
 def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
     """A tokenizer trained on the corpus, from the cache if it is there."""
     vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
-    folder = cache_folder() / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
+    folder = cache_folder() / "tokenizers" / content_hash([corpus.fingerprint, vocab_size, TRAINING_VERSION])
     if folder.exists():
         try:
             return load_tokenizer(str(folder), max_length=max_length)
