@@ -64,9 +64,8 @@ def test_of_two_that_write_one_folder_one_does(tmp_path):
         with pytest.raises(InputError, match=message), whole_folder(existing):
             pass
         (part / "one").touch()
-    with pytest.raises(InputError, match=message), whole_folder(new):
-        with whole_folder(new) as part:
-            (part / "one").touch()
+    with pytest.raises(InputError, match=message), whole_folder(new), whole_folder(new) as part:
+        (part / "one").touch()
     for folder in (existing, new):
         with pytest.raises(InputError, match=message), whole_folder(folder):
             pass

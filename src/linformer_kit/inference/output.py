@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -10,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,7 +84,7 @@ class Progress:
     texts: CountOrZero = 0
     bytes: CountOrZero = 0
     truncated: CountOrZero = 0  # texts
-    counts: dict[str, CountOrZero] = dataclasses.field(default_factory=dict)  # of what is computed, such as classes
+    counts: dict[str, CountOrZero] = field(default_factory=dict)  # of what is computed, such as classes
 
     def add(self, group: Outputs, counts: Mapping[str, int]) -> None:
         """Count the texts of a group, and what is computed for them."""
@@ -186,7 +186,7 @@ class Output:
             file.flush()
             os.fsync(file.fileno())
         progress.bytes = file.tell()
-        record = self._identity | {"rows": self._texts.files} | dataclasses.asdict(progress)
+        record = self._identity | {"rows": self._texts.files} | vars(progress)
         write_whole(self._record, json.dumps(record, indent=2) + "\n")
 
     def _recorded(self) -> Progress:
@@ -199,7 +199,7 @@ class Output:
         before = read_json(record)
         check_made_from(record, before, self._identity)
         try:
-            progress = Progress(**{field.name: before.get(field.name) for field in dataclasses.fields(Progress)})
+            progress = Progress(**{name: before.get(name) for name in vars(Progress())})
         except InputError as error:
             raise InputError(f"resume: {record}: {error}") from None
         written = part if part.exists() else output  # the run may be complete
