@@ -189,7 +189,15 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     with (tmp_path / "vectors.npy.part").open("ab") as part:
         part.write(b"what the group wrote")
     groups.clear()
+    expected, of_groups = [], batches.TextModel.groups  # characters, from which the bar expects tokens
+
+    def run(self, texts, characters, *others):
+        expected.append(characters)
+        return of_groups(self, texts, characters, *others)
+
+    monkeypatch.setattr(batches.TextModel, "groups", run)
     main(command(folder, output, "--resume"))
+    assert expected == [sum(1 + len(text) for text in TEXTS[-every[-1] :])]
     assert groups == every[-1:] and output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     main(command(folder, output, "--resume"))  # nothing is left
     assert groups == every[-1:]
