@@ -234,15 +234,13 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
 
 
 @settings
-class ClassifierSettings(DeviceSettings):
+class ClassifierSettings(WeightSettings):
     """A classifier and its inputs."""
 
     model: Argument[ModelName]  # Folder or hub id of a classifier.
     max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: as in the fine-tuning.
     threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts per forward pass.
-    # Data type of matrix products; `auto`: as saved, or instead of float32 bfloat16 where the processor has it.
-    dtype: Machine[Precision] = "auto"
 
 
 @command("predict", USE, "inference.predict", "my-classifier new.csv --out answers.jsonl")
@@ -269,21 +267,16 @@ class EmbedSettings(ResumeSettings, WeightSettings):
     """Embed the texts of a file."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; mean-pooled without files of sentence-transformers.
-    file: Argument[list[File]]  # Files, folders or globs: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+    file: Argument[list[File]]  # Files, folders or globs, in their order: .csv .tsv .jsonl .parquet, or .txt .py .md.
     out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
-    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
+    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line; blank ones too.
     # Tokens of an input, at which longer texts are truncated, or divided; default: as in the model's files.
     max_length: Texts[Count | None] = None
-    # Write an embedding for each piece of this many tokens, pooled from inputs of max_length (late chunking),
-    # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
-    chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
 
     def __post_init__(self) -> None:
-        if self.pieces and self.chunk_tokens is not None:
-            raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
         if not self.out.endswith(".npy"):
             raise InputError(f"out: expected a file whose name ends in .npy, got {self.out}")
 

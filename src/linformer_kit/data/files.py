@@ -6,6 +6,7 @@ The cache has Arrow files that are written once, atomically, and memory-mapped b
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import platform
 import shutil
@@ -27,6 +28,8 @@ from linformer_kit.files.folders import check_writable
 from linformer_kit.files.manifest import fingerprint
 from linformer_kit.files.writing import whole_file
 
+logger = logging.getLogger(__name__)
+
 SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
 
 # Third-party packages, and tests, which are most of the files and unlike the other source.
@@ -40,7 +43,7 @@ class TextFiles:
     """Files and how to read them."""
 
     name: str  # for messages
-    paths: tuple[Path, ...]  # sorted, each once
+    paths: tuple[Path, ...]  # in the order given, each once
     document: str  # what a document of a text file is: `file` or `line`
     column: str  # text column of tables
 
@@ -51,26 +54,42 @@ class TextFiles:
         return fingerprint(_RULES_VERSION, self.document, self.column, contents)
 
 
-def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
-    """Find the files that patterns match, sorted, each once. What a pipe holds is copied into a file without suffix.
+def find_files(
+    patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES, repeated: bool = False
+) -> tuple[Path, ...]:
+    """Find the files that patterns match, in the order of the patterns; those of one folder or glob are sorted.
 
-    Patterns are files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if they
-    are named explicitly. `field` is the setting of the patterns, for errors.
+    What a pipe holds is copied into a file without suffix.
+
+    Args:
+        patterns: Files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if
+            they are named explicitly.
+        field: The setting of the patterns, for messages.
+        suffixes: Those of the files of folders and globs, which others must have as well.
+        repeated: Whether a file that several patterns match counts as often, as one with texts to embed does. Else it
+            counts once, at its first place, and a message says so: texts to train on twice would weigh twice.
 
     Raises:
         InputError: A pattern matches no file, or names a file that is empty or has another suffix.
     """
     matches = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
-    return tuple(sorted({path.resolve(): path for path in matches}.values()))
+    once: dict[Path, Path] = {}
+    for path in matches:
+        once.setdefault(path.resolve(), path)
+    if repeated or len(once) == len(matches):
+        return tuple(matches)
+    logger.info("%s: %d files are named more than once, and read once", field, len(matches) - len(once))
+    return tuple(once.values())
 
 
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of one pattern; of a folder or glob sorted, each path once."""
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
     path = Path(os.path.expanduser(pattern))
     if path.is_dir() or (not path.exists() and any(character in pattern for character in "*?[")):
-        names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
-        texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
+        names = set(glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True))
+        texts = [path for path in sorted(map(Path, names)) if path.suffix.lower() in suffixes and path.is_file()]
         if any(map(is_saved_dataset, {text.parent for text in texts})):
             expected = "files of texts, or the folder as dataset_name"
             raise InputError(f"{field}: expected {expected}, got {pattern}, a data set of `save_to_disk`")

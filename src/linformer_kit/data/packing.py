@@ -28,6 +28,7 @@ from linformer_kit.data.corpus import Corpus, Side, load_corpus, texts_of
 from linformer_kit.data.files import cache_folder, cached_dataset
 from linformer_kit.data.read import text_groups
 from linformer_kit.data.tokenizer import (
+    TRAINING_VERSION,
     end_token_id,
     load_tokenizer,
     start_token_id,
@@ -96,7 +97,7 @@ def _existing_tokenizer(settings: PretrainSettings) -> PreTrainedTokenizerFast |
 def _trained_tokenizer(settings: PretrainSettings, text: Side) -> PreTrainedTokenizerFast:
     """A tokenizer trained on the text, from the cache if it is there."""
     vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
-    folder = cache_folder() / "tokenizers" / fingerprint(text.fingerprint, vocab_size, _FORMAT_VERSION)
+    folder = cache_folder() / "tokenizers" / fingerprint(text.fingerprint, vocab_size, TRAINING_VERSION)
     if folder.exists():
         try:
             return load_tokenizer(str(folder), max_length=max_length)

@@ -70,15 +70,16 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
 
 
 def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
-    """Training and validation texts; equal texts are in the same part."""
+    """Training and validation texts, none of them blank; equal texts are in the same part."""
     if settings.train_file is None:
         raise InputError("train_file: expected files of texts that are inputs of their own, got none")
     columns = TextColumns(settings.text_column, settings.text_pair_column)
 
     def read(field: str) -> list[Text]:
         paths = find_files(getattr(settings, field), field=field)
-        if texts := list(read_inputs(paths, columns, document=settings.document)):
-            return texts
+        texts = read_inputs(paths, columns, document=settings.document)
+        if not_blank := [text for text in texts if "".join(filter(None, text)).strip()]:
+            return not_blank
         raise InputError(f"{field}: expected texts, got none")
 
     texts = read("train_file")

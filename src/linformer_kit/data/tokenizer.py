@@ -26,6 +26,8 @@ _MASK = AddedToken("<mask>", lstrip=True, special=True)
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
 _BATCH_SIZE = 256  # texts in one call of a tokenizer
+# Part of the name of each cached tokenizer: increase it when `train_tokenizer` makes others of the same documents.
+TRAINING_VERSION = 1
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
