@@ -30,6 +30,7 @@ from linformer_kit.operator.projections.base import (
     FullAttention,
     SequenceProjection,
     SharedProjection,
+    bind_replica,
     inside,
 )
 from linformer_kit.operator.projections.matrices import (
