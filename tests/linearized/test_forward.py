@@ -180,7 +180,7 @@ def test_keys_of_other_tokens_than_the_queries_are_rejected(sliding_window):
 def test_replicas_of_data_parallel_have_weights_of_their_own(monkeypatch, kind, sharing):
     """As with an accelerator, where linear maps keep their own `forward`."""
     monkeypatch.setattr(products, "_fast_formats", set)
-    model = linearize(kind(BertConfig(**FAMILIES["bert"].sizes)).eval(), 7, sharing=sharing)
+    model = as_in_the_paper(kind(BertConfig(**FAMILIES["bert"].sizes)).eval(), 7, sharing=sharing)
     ids = tokens(2, 19)
     before = model(ids)[0]
     torch.testing.assert_close(replica_of(model)(ids)[0], doubled(model)(ids)[0])
