@@ -226,9 +226,10 @@ class _GeluLinear(torch.autograd.Function):
         _, of_hidden, of_weight, of_bias = ctx.needs_input_grad
         hidden_gradient = weight_gradient = None
         if of_weight:
-            weight_gradient = linear(rows.T, F.gelu(hidden).reshape(-1, hidden.shape[-1]).T)
-        if of_hidden:
-            upstream = linear(grad, weight.T.to(grad.dtype))  # mixed precision has other weights
+            transformed = F.gelu(hidden).reshape(-1, hidden.shape[-1])
+            weight_gradient = linear(rows.T, transformed.T.to(grad.dtype))
+        if of_hidden:  # in mixed precision weights, and what the first module returns, may have other formats
+            upstream = linear(grad, weight.T.to(grad.dtype)).to(hidden.dtype)
             if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, or of `is_grads_batched`
                 hidden_gradient = torch.ops.aten.gelu_backward(upstream, hidden)
             else:  # in place: new memory of that size costs 2 % of an update
