@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gc
 import itertools
 import os
@@ -250,6 +251,29 @@ def config():
 def small_blocks(monkeypatch):
     """Make blocks so small that the models of a test run in many of them."""
     shrink_blocks(monkeypatch)
+
+
+def replica_of(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy as `nn.DataParallel` makes it, with tensors as attributes and no parameters, which are doubled."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in copies.items():
+        for name, child in module._modules.items():
+            setattr(replica, name, None if child is None else copies[child])
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else 2 * parameter.detach())
+        for name, buffer in module._buffers.items():
+            setattr(replica, name, 2 * buffer if buffer.is_floating_point() else buffer)
+    return copies[model]
+
+
+def doubled(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy with the weights of `replica_of`."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in itertools.chain(copied.parameters(), copied.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(2)
+    return copied
 
 
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import linformer_kit as lk
 from linformer_kit import compat
-from tests.conftest import randomise
+from tests.conftest import doubled, randomise, replica_of
 
 N, WIDTH, HEADS, DEPTH = 37, 15, 3, 2
 # k below and above n, as in the package; one head of keys and values; W_V = W_K and F = E.
@@ -106,6 +106,14 @@ def test_keys_of_another_sequence(k, one, tied):
     state, samples = model.state_dict(), zip(x, context, mask, strict=True)
     expected = torch.stack([attention_by_hand(state, row, other[real]) for row, other, real in samples])
     torch.testing.assert_close(model(x, context, mask), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_replicas_of_data_parallel_have_weights_of_their_own(build):
+    model, x = ready(build()), inputs(build)
+    before = model(x)
+    torch.testing.assert_close(replica_of(model)(x), doubled(model)(x))
+    assert torch.equal(model(x), before)
 
 
 @pytest.mark.parametrize("build", MODELS)

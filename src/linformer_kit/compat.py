@@ -44,6 +44,10 @@ class _Matrices(MatrixProjection):
     def __init__(self, owner: nn.Module, seq_len: int, k: int, *, num_heads: int, sharing: str) -> None:
         super().__init__(seq_len, 1, num_heads=num_heads, sharing=sharing)
         self.head_dims = slots_by_head(k, num_heads)
+        self.bind(owner)
+
+    def bind(self, owner: nn.Module) -> None:
+        """Use the parameters of this attention; in a replica of `nn.DataParallel` those of the original were known."""
         self.owner = (owner,)  # in a tuple, so that it is no child
 
     def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
@@ -130,6 +134,8 @@ class LinformerSelfAttention(LinformerAttention):
             mask: True at real tokens of the keys, False at padding, which has no effect wherever it is.
         """
         check_tensors(x=x, context=context)
+        if isinstance(self.projection, _Matrices):
+            self.projection.bind(self)
         keys = x if context is None else context
         return super().forward(x, keys, keys, _padding(mask, keys))[0]
 

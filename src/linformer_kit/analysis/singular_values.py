@@ -24,9 +24,9 @@ from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER
 from linformer_kit.linearized.internals import attention_implementation
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
-from linformer_kit.operator.neighbours import tokens_before
 from linformer_kit.operator.padding import take_positions, zero_padding
 from linformer_kit.operator.projections import SequenceProjection, SharedProjection, inside
+from linformer_kit.operator.window import Window
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _mapping(
     for head, k in enumerate(inside(projection).checked_slots(own, heads)):
         slots = slots_of_tokens[k][:, head % slots_of_tokens[k].shape[1]]
         mapping[:, head, :, first:] = weights[:, head, :, first : first + slots.shape[1]] @ slots
-    before = tokens_before(window, getattr(layer, "causal", False))
+    before = Window(window, getattr(layer, "causal", False).before)
     near = torch.arange(n)[:, None] + torch.arange(window) - before
     near = near.clamp(0, n - 1).to(weights.device)  # beyond the ends weights are zero
     return mapping.scatter_add(-1, near.expand(batch, heads, -1, -1), weights[..., columns - window :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.configuration import LinformerConfig
@@ -17,6 +19,13 @@ from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import last_tokens
 from linformer_kit.operator.slots import ForwardPass, Slots
 from linformer_kit.operator.steps import Past, keep, next_slots
+
+# The name of a cache among arguments and outputs: `past_key_values`, from transformers 5.24 on `cache`.
+CACHE = dataclasses.fields(BaseModelOutputWithPast)[1].name
+
+
+class _NotSupported(InputError, AttributeError):
+    """For what other caches have: `hasattr` says no, and calls end in one line."""
 
 
 class LayerCache:
@@ -27,6 +36,10 @@ class LayerCache:
     # The same after a pass that has not ended: one that is refused or interrupted changes nothing.
     new_past: Past | None = None
     new_inputs: Float[Tensor, "batch before embed"] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # `Cache` has many methods that call those of its layers, and every release has others.
+        raise _NotSupported(f"past_key_values: expected a cache that has {name!r}, got LinformerCache, which has not")
 
     def next_slots(
         self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
@@ -100,6 +113,11 @@ class LinformerCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
 
+    @property
+    def batch_size(self) -> int:
+        """The number of texts; -1 before the first tokens, as in other caches."""
+        return -1 if self.lengths is None else len(self.lengths)
+
     def reset(self) -> None:
         self.columns, self.lengths = 0, None
         for layer in self.layers:
@@ -131,3 +149,13 @@ def check_is_ours(past: Any) -> None:
     """Raise an error for the caches of other models."""
     expected = "None, or what an earlier call returned"
     check_input(isinstance(past, LinformerCache), "past_key_values", expected, type(past).__name__)
+
+
+def given_cache(past_key_values: Any, cache: Any) -> Any:
+    """The cache of a call, which may have either name.
+
+    Raises:
+        InputError: for both.
+    """
+    check_input(past_key_values is None or cache is None, "past_key_values, cache", "one of them", "both")
+    return cache if past_key_values is None else past_key_values

@@ -27,6 +27,7 @@ from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,
     SharedProjection,
+    bind_replica,
     build_projection,
     inside,
 )
@@ -202,6 +203,7 @@ class LinformerLayers(nn.Module):
         states: list[Tensor] = []
         attentions: list[Tensor] = []
         run = ForwardPass.of(hidden, run)
+        bind_replica(self)
         for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))

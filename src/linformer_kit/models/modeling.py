@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.base import LinearModel, reject_packed
-from linformer_kit.models.cache import LinformerCache, check_is_ours
+from linformer_kit.models.cache import LinformerCache, check_is_ours, given_cache
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
@@ -339,6 +339,7 @@ class LinformerModel(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         past_key_values: LinformerCache | None = None,
         use_cache: bool | None = None,
+        cache: LinformerCache | None = None,
     ) -> BaseModelOutput | BaseModelOutputWithPast:
         """Encode sequences.
 
@@ -354,12 +355,14 @@ class LinformerModel(LinformerPreTrainedModel):
             past_key_values: What an earlier call returned, of the tokens before these; these are kept there too. Causal
                 models only.
             use_cache: Whether to return past_key_values where none are given; default: no.
+            cache: Another name of past_key_values, that of transformers from 5.24 on.
 
         Returns:
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        cache = LinformerCache(self.config) if past_key_values is None and use_cache else past_key_values
+        cache = given_cache(past_key_values, cache)
+        cache = LinformerCache(self.config) if cache is None and use_cache else cache
         given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         inputs = checked_inputs(*given, past=cache)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
@@ -375,4 +378,4 @@ class LinformerModel(LinformerPreTrainedModel):
             raise InputError(f"output_attentions: expected {expected}, got True")
         encoded = self.encoder(hidden, run, order, **shown, past_key_values=cache)
         cache.count(hidden, run.lengths)
-        return BaseModelOutputWithPast(**encoded, past_key_values=cache)
+        return BaseModelOutputWithPast(encoded.last_hidden_state, cache, encoded.hidden_states, encoded.attentions)

@@ -225,9 +225,10 @@ class _GeluLinear(torch.autograd.Function):
         _, hidden_needs, weight_needs, bias_needs = ctx.needs_input_grad
         hidden_gradient = weight_gradient = None
         if weight_needs:
-            weight_gradient = linear(rows.T, F.gelu(hidden).reshape(-1, hidden.shape[-1]).T)
-        if hidden_needs:
-            upstream = linear(grad, weight.T.to(grad.dtype))  # mixed precision has other weights
+            transformed = F.gelu(hidden).reshape(-1, hidden.shape[-1])
+            weight_gradient = linear(rows.T, transformed.T.to(grad.dtype))
+        if hidden_needs:  # in mixed precision weights, and what the first module returns, may have other formats
+            upstream = linear(grad, weight.T.to(grad.dtype)).to(hidden.dtype)
             if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, or of `is_grads_batched`
                 hidden_gradient = torch.ops.aten.gelu_backward(upstream, hidden)
             else:  # in place: new memory of that size costs 2 % of an update

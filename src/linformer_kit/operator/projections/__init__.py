@@ -31,6 +31,7 @@ from linformer_kit.operator.projections.base import (
     SequenceProjection,
     SharedProjection,
     Tokens,
+    bind_replica,
     inside,
 )
 from linformer_kit.operator.projections.matrices import (

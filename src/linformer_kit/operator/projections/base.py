@@ -268,6 +268,18 @@ class SharedProjection:
         return SharedProjection(cast(nn.Module, memo.get(id(self.owner), self.owner)), self.name)
 
 
+def bind_replica(owner: nn.Module) -> None:
+    """Let the layers of a replica, as `nn.DataParallel` makes of all modules, use the projection of the replica.
+
+    Plain attributes of a replica are those of the original, and so is the owner that its layers know.
+    """
+    if getattr(owner, "_is_replica", False):
+        for module in owner.modules():
+            shared = vars(module).get("projection")
+            if isinstance(shared, SharedProjection):
+                vars(module)["projection"] = SharedProjection(owner, shared.name)
+
+
 def inside(module: nn.Module) -> SequenceProjection:
     """The projection itself, or that inside a module which wraps it, as adapters do: what it declares.
 
