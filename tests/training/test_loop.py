@@ -15,9 +15,9 @@ import torch
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files import folders
-from linformer_kit.training import loop
-from linformer_kit.training.loop import Training
+from linformer_kit.training import run as training_run
 from linformer_kit.training.process import seed_generators
+from linformer_kit.training.run import Run
 from linformer_kit.training.task import Task
 from tests.training.conftest import after_updates, losses, same_parameters, spoilt
 
@@ -49,13 +49,13 @@ def test_a_longer_schedule_is_said(run, tmp_path, caplog):
         assert caplog.text.count("another schedule") == said
 
 
-def seeds_of(training: Training) -> list[int]:
+def seeds_of(training: Run) -> list[int]:
     """The seed of torch at each forward pass of an update."""
     seen: list[int] = []
     training.task.model.register_forward_pre_hook(
         lambda model, _: seen.append(torch.initial_seed()) if model.training else None
     )
-    training.run()
+    training.loop()
     return seen
 
 
@@ -108,10 +108,10 @@ def test_moments_are_reset_before_one_update(build, tmp_path):
     """Before that one, also if the training goes on from just there, and before no other."""
     known: list[int] = []
 
-    def watched(folder: str, **more: object) -> Training:
+    def watched(folder: str, **more: object) -> Run:
         training = build(folder, restart=3, **more)
         training.optimizer.register_step_pre_hook(lambda *_: known.append(len(training.optimizer.state)))
-        training.run()
+        training.loop()
         return training
 
     whole = watched("whole")
@@ -168,7 +168,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path
     training = after_updates(build(task=told(masked(), loss=[1.0, 2.0]), **fields), damage)
     message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
-        training.run()
+        training.loop()
 
 
 # Evaluation ----------------------------------------------------------------------------------------------------------
@@ -196,13 +196,13 @@ class Numbers(Task):
 def test_each_validation_item_counts_once(build, monkeypatch, count, processes, workers):
     """In all processes together, in their order; each has equally many batches."""
     training, parts = build(task=Numbers(count), dataloader_num_workers=workers), []
-    monkeypatch.setattr(loop, "gather_object", lambda part: (parts.append(part[0]), part)[1])
+    monkeypatch.setattr(training_run, "gather_object", lambda part: (parts.append(part[0]), part)[1])
     for rank in range(processes):
         state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
         monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda state=state: state)
         training.measure()
     assert len({len(part) for part in parts}) == 1, "models in pieces need them"
-    monkeypatch.setattr(loop, "gather_object", lambda _: parts)
+    monkeypatch.setattr(training_run, "gather_object", lambda _: parts)
     numbers, rows = training.measure()
     assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
     assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
@@ -229,7 +229,7 @@ def test_an_update_that_is_not_finite_is_not_made(masked, build):
     before: list[torch.Tensor] = []
     after_updates(training, lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()]))
     with pytest.raises(DivergedError, match=f"^{re.escape(message)}$"):
-        training.run()
+        training.loop()
     assert training.state.update == 2
     assert all(map(torch.equal, training.task.parameters(), before))
 
@@ -248,5 +248,5 @@ def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path
     measure = task.measure
     task.measure = lambda batch: (signal.raise_signal(signal.SIGTERM), measure(batch))[1]
     with pytest.raises(Stopped, match=r"^stopped after update 0; there was nothing to save$"):
-        build(task=task, evaluate_first=True).run()
+        build(task=task, evaluate_first=True).loop()
     assert not list(tmp_path.glob("run/checkpoint-*"))

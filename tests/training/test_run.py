@@ -154,5 +154,5 @@ def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
     task = masked()
     task.metrics = lambda *_: {"loss": math.nan}
     with opened(tmp_path / "out") as run:
-        training = run.train(task, small_plan(2))
-    assert training.diverged == "training diverged: the validation loss is NaN or infinite; lower learning_rate 0.01"
+        run.train(task, small_plan(2))
+    assert run.diverged == "training diverged: the validation loss is NaN or infinite; lower learning_rate 0.01"

@@ -18,10 +18,9 @@ from linformer_kit.data.packing import shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training import pretrain
 from linformer_kit.training.finetune import Classification, classification_loss
-from linformer_kit.training.loop import Training
 from linformer_kit.training.state import Position
 from linformer_kit.training.task import Batches, Task
-from tests.training.conftest import TRAIN, small_plan, small_settings
+from tests.training.conftest import TRAIN, begun, small_plan, small_settings
 
 FILLER = (-1, -1)
 
@@ -125,7 +124,7 @@ def test_every_epoch_has_its_own_order_and_masks(build):
     seen: list[torch.Tensor] = []
     forward = training.task.forward
     training.task.forward = lambda batch, labels: (seen.append(batch["labels"]), forward(batch, labels))[1]
-    training.run()
+    training.loop()
     rows = torch.cat(seen)
     assert len(rows) == 2 * TRAIN
     first, second = ({tuple(row.tolist()) for row in part} for part in (rows[:TRAIN], rows[TRAIN:]))
@@ -238,7 +237,7 @@ def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):
 
     def evaluated(size: int) -> dict[str, float]:
         task = task_of(model, texts, tokenizer)
-        training = Training(task, small_settings(per_device_train_batch_size=size), small_plan(), tmp_path)
+        training = begun(task, tmp_path, small_plan(), per_device_train_batch_size=size)
         return task.metrics(*training.measure())
 
     plain = evaluated(11)

@@ -23,7 +23,6 @@ from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.distillation_task import MEASURES, SPREAD, Distillation, kind_of, two_schedules
-from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan
@@ -86,13 +85,13 @@ def _distill(run: Run, settings: DistillSettings, layerwise: int) -> dict[str, A
         layerwise_steps=layerwise,
     )
     label = f"student, {pair.student.projection_matrix_count()} n → k matrices"
-    training = run.train(task, _plan(settings, layerwise), label=label)
-    results = _results(run, settings, pair, inputs, training)
-    if training.diverged is None:
+    run.train(task, _plan(settings, layerwise), label=label)
+    results = _results(run, settings, pair, inputs)
+    if run.diverged is None:
         _save(run, settings, pair, results, extra_files)
     run.write(write_distill_report, results)
-    if training.diverged is not None:
-        raise DivergedError(training.diverged)
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
     return results
 
 
@@ -168,13 +167,12 @@ def _plan(settings: DistillSettings, layerwise: int) -> Plan:
     )
 
 
-def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
+def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs) -> dict[str, Any]:
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
     kept = sum(parameter.numel() for name, parameter in student.named_parameters() if LOW_RANK not in name)
     return run.results(
-        training,
         teacher={
             "name": model_label(settings.model),
             "type": teacher.config.model_type,
@@ -199,7 +197,7 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
         },
         layerwise_steps=settings.layerwise_steps,
         spread=SPREAD,
-        curve={name: training.state.curve(f"eval_{name}") for name in MEASURES},
+        curve={name: run.state.curve(f"eval_{name}") for name in MEASURES},
     )
 
 

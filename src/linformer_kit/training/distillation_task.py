@@ -207,7 +207,7 @@ class Distillation(Task):
         """The spread of the teacher's hidden states after each layer, then of the outputs of each attention module."""
         spreads = [Spread() for _ in range(self.constant_count)]
         for item in self.validation_items:  # one by one, which does not depend on settings
-            inputs = to_device(self.collate([item]), device)
+            inputs = to_device(dict(self.collate([item])), device)
             trace, _ = self._teacher_outputs(inputs)
             real = real_tokens(inputs)
             for spread, states in zip(spreads, (*trace.outputs, *trace.attention), strict=True):

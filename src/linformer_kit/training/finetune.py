@@ -32,7 +32,6 @@ from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
 from linformer_kit.report.classification import texts_table, write_finetune_report
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
@@ -97,26 +96,25 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
         seed=settings.seed,
         metrics=labels.metrics,
     )
-    training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
-    if training.diverged is not None:
-        raise DivergedError(training.diverged)
-    results, worst = _results(run, settings, texts, training, order)
+    run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
+    results, worst = _results(run, settings, texts, order)
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
     return results
 
 
 def _results(
-    run: Run, settings: FinetuneSettings, texts: LabelledTexts, training: Training, order: Int[np.ndarray, " texts"]
+    run: Run, settings: FinetuneSettings, texts: LabelledTexts, order: Int[np.ndarray, " texts"]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The results, and the mistakes; the task has the validation texts in this order."""
-    task, labels, back = training.task, texts.labels, np.argsort(order)
-    logits, targets = (each[back] for each in training.measure())
+    task, labels, back = run.task, texts.labels, np.argsort(order)
+    logits, targets = (each[back] for each in run.measure())
     answers = answers_of(logits, multi_label=labels.multi_label)
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
     logged |= {name: f"eval_{name}" for name in labels.metrics}
     results = run.results(
-        training,
         model={
             "name": model_label(settings.model),
             "type": task.model.config.model_type,
@@ -131,10 +129,10 @@ def _results(
             "max_length": task.tokenizer.model_max_length,
             "cut": {"train": task.train_items.truncated, "validation": task.validation_items.truncated},
         },
-        metric_for_best_model=training.plan.metric,
-        best_updates=training.plan.result_update(training.state),
-        epochs=training.state.epoch,
-        curve={name: training.state.curve(each) for name, each in logged.items()},
+        metric_for_best_model=run.plan.metric,
+        best_updates=run.plan.result_update(run.state),
+        epochs=run.state.epoch,
+        curve={name: run.state.curve(each) for name, each in logged.items()},
         metrics=task.metrics(logits, targets),
         **by_class(answers, targets, labels),
         **certainty(logits, answers, targets),

@@ -33,7 +33,6 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, LinformerLanguageModel, labelled_positions
 from linformer_kit.report.training import perplexity, write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
@@ -102,10 +101,10 @@ def _pretrain(run: Run, settings: PretrainSettings, start: LinformerLanguageMode
         seed=settings.seed,
     )
     label = f"{model.config.attention} attention, {model.projection_matrix_count()} n → k matrices"
-    training = run.train(task, _plan(settings), label=label)
-    if training.diverged is None:  # else no model is saved, except in earlier checkpoints
+    run.train(task, _plan(settings), label=label)
+    if run.diverged is None:  # else no model is saved, except in earlier checkpoints
         save_model(model, data.tokenizer, run.folder)
-    results = _results(run, model, data, training)
+    results = _results(run, model, data)
     run.write(write_pretrain_report, results)
     return results
 
@@ -124,14 +123,13 @@ def _check_settings(settings: PretrainSettings) -> None:
         raise InputError(f"model.{error}{advice}") from None
 
 
-def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training: Training) -> dict[str, Any]:
+def _results(run: Run, model: LinformerLanguageModel, data: MaskedText) -> dict[str, Any]:
     """The results; of a training that diverged, without a loss at its end."""
-    curve, seed = training.state.logged("eval_loss"), training.plan.seed
-    if training.diverged is not None:
-        curve[training.state.update] = math.nan
-    loss = curve[training.state.update if training.diverged else training.plan.result_update(training.state)]
+    curve, seed = run.state.logged("eval_loss"), run.plan.seed
+    if run.diverged is not None:
+        curve[run.state.update] = math.nan
+    loss = curve[run.state.update if run.diverged else run.plan.result_update(run.state)]
     return run.results(
-        training,
         model={
             "attention": model.config.attention,
             "causal": model.config.causal,
@@ -151,7 +149,7 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         perplexity=perplexity(loss),
         unigram_entropy=_unigram_entropy(data, causal=model.config.causal),
         curve=sorted(curve.items()),
-        guesses=[] if training.diverged or model.config.causal else _guesses(model, data, seed=seed),
+        guesses=[] if run.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
 
 

@@ -22,7 +22,7 @@ Batch = dict[str, Tensor]
 
 
 class Task(nn.Module):
-    """What `training.loop` trains.
+    """What a run trains.
 
     Args:
         model: The model to train.
@@ -190,3 +190,8 @@ def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move a batch to a device."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """Convert a tensor to numpy; floats become float32, since numpy has no bfloat16."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
