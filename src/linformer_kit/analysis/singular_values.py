@@ -191,7 +191,7 @@ def _mapping(
     for head, k in enumerate(inside(projection).checked_slots(own, heads)):
         slots = slots_of_tokens[k][:, head % slots_of_tokens[k].shape[1]]
         mapping[:, head, :, first:] = weights[:, head, :, first : first + slots.shape[1]] @ slots
-    before = Window(window, getattr(layer, "causal", False).before)
+    before = Window(window, getattr(layer, "causal", False)).before
     near = torch.arange(n)[:, None] + torch.arange(window) - before
     near = near.clamp(0, n - 1).to(weights.device)  # beyond the ends weights are zero
     return mapping.scatter_add(-1, near.expand(batch, heads, -1, -1), weights[..., columns - window :])
