@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
+from linformer_kit.internals import attention_implementation
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER
-from linformer_kit.linearized.internals import attention_implementation
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import take_positions, zero_padding

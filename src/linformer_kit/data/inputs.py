@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int, Num
 from torch.utils.data import Dataset
 from tqdm import tqdm
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.data.tokenizer import Encoder
+from linformer_kit.internals import grouped_indices
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def grouped_by_length(
     """
     random = np.random.default_rng([seed, epoch])
     generator = torch.Generator().manual_seed(int(random.integers(2**63)))
-    order = get_length_grouped_indices(np.asarray(lengths).tolist(), batch_size, generator=generator)
+    order = grouped_indices(np.asarray(lengths).tolist(), batch_size, generator)
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     places = np.arange(len(batches))
     random.shuffle(places[1 : len(order) // batch_size])  # an incomplete batch stays at the end

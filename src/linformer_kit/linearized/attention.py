@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from linformer_cli.errors import InputError
-from linformer_kit.linearized.internals import bidirectional_mask_function, is_recorded
+from linformer_kit.internals import bidirectional_mask_function, is_recorded
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.linearized.windows import (
     WindowMask,

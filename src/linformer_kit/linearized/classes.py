@@ -18,15 +18,15 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
-from linformer_kit.linearized.fields import LinearFields
-from linformer_kit.linearized.internals import (
+from linformer_kit.internals import (
     attention_implementation,
     check_before_saving,
     model_classes,
     record_outputs,
     set_output_attentions,
 )
+from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
+from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter

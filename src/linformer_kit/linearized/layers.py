@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.linearized.internals import (
+from linformer_kit.internals import (
     accepts_attention_functions,
     attention_implementation,
     sdpa_attention_forward,

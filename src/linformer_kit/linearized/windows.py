@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from linformer_kit.linearized.internals import (
+from linformer_kit.internals import (
     attention_implementation,
     bidirectional_mask_function,
     causal_mask_function,

@@ -34,7 +34,7 @@ class LinearModel(PreTrainedModel):
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
-        self.name_or_path = self.name_or_path or NOT_SAVED
+        self.name_or_path: str = config.name_or_path or NOT_SAVED
 
     @property
     def longest_sequence(self) -> int:

@@ -15,30 +15,13 @@ from transformers.activations import ACT2FN
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import ModelSettings
 from linformer_cli.settings.declare import settings, suggestion
+from linformer_kit.internals import FIELDS_BESIDE
 from linformer_kit.operator.attention import check_bias_order, check_causal
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.projections.sizes import each_dim, largest_dim, slots_by_head
 
 logger = logging.getLogger(__name__)
 
-# Names other than dataclass fields that transformers passes to a configuration or stores in it.
-_TRANSFORMERS_FIELDS = frozenset(
-    (
-        "_attn_implementation",
-        "_commit_hash",
-        "_name_or_path",
-        "attn_implementation",
-        "auto_map",
-        "experts_implementation",
-        "model_type",
-        "name_or_path",
-        "num_labels",
-        "output_attentions",
-        "quantization_config",  # of a model with int8 weights
-        "torch_dtype",
-        "use_cache",  # transformers' Trainer writes it into every configuration
-    )
-)
 _PROBLEMS = (None, "regression", "single_label_classification", "multi_label_classification")
 _FIELDS = [field.name for field in dataclasses.fields(ModelSettings)]
 
@@ -76,7 +59,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
             InputError: for an invalid value, in the file or among the keywords, and for a misspelt keyword.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
-        unknown = config_dict.keys() - fields - _TRANSFORMERS_FIELDS
+        unknown = config_dict.keys() - fields - FIELDS_BESIDE
         known = {name: value for name, value in config_dict.items() if name not in unknown}
         returns_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
@@ -113,7 +96,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 def _reject_unknown(fields: Iterable[str]) -> None:
     """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
-        if name not in _TRANSFORMERS_FIELDS:
+        if name not in FIELDS_BESIDE:
             raise InputError(
                 f"{name}: expected a field of LinformerConfig, got an unknown one{suggestion(name, _FIELDS)}"
             )

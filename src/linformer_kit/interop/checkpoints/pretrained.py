@@ -20,6 +20,7 @@ from transformers.utils import cached_file
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import read_json
+from linformer_kit.internals import implementations
 
 _INDEX = "model.safetensors.index.json"
 # Numbers in a configuration up to this need no weights of that size, such as the lengths of models without positions.
@@ -58,9 +59,9 @@ def read_config(source: str, what: str) -> PreTrainedConfig:
         what += ", which is no folder here; from the hub"
     with input_errors(what):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        for name in ("_attn_implementation", "_experts_implementation"):
-            if isinstance(kernel := getattr(config, name, None), str) and "/" in kernel:
-                raise ValueError(f"expected {name[1:]} of transformers, got {kernel!r}, which is code of the hub")
+        for name, kernel in implementations(config).items():
+            if isinstance(kernel, str) and "/" in kernel:
+                raise ValueError(f"expected {name} of transformers, got {kernel!r}, which is code of the hub")
     return config
 
 

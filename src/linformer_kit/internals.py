@@ -1,4 +1,4 @@
-"""Names of transformers that are not public, or in modules that may change: all that `linearized` uses.
+"""Names of transformers that are not public, or in modules that may change: all that this package uses.
 
 Tested with transformers 5.23. A new transformers is checked here.
 """
@@ -23,8 +23,29 @@ from transformers.masking_utils import bidirectional_mask_function as bidirectio
 from transformers.masking_utils import causal_mask_function as causal_mask_function
 from transformers.masking_utils import sdpa_mask as sdpa_mask
 from transformers.models.auto import modeling_auto
+
+# The head of RoBERTa, which ours is.
+from transformers.models.roberta.modeling_roberta import RobertaClassificationHead as RobertaClassificationHead
 from transformers.utils import output_capturing
 
+# Names other than dataclass fields that transformers passes to a configuration or stores in it.
+FIELDS_BESIDE = frozenset(
+    (
+        "_attn_implementation",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "quantization_config",  # of a model with int8 weights
+        "torch_dtype",
+        "use_cache",  # transformers' Trainer writes it into every configuration
+    )
+)
 _CONFIGURED_WINDOW = "create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask"
 
 
@@ -41,6 +62,24 @@ def attention_implementation(model: PreTrainedModel | PreTrainedConfig) -> str |
     return config._attn_implementation
 
 
+def implementations(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration asks for as attention and as experts, by the name of the option of `from_pretrained`."""
+    names = ("attn_implementation", "experts_implementation")
+    return {name: getattr(config, f"_{name}", None) for name in names}
+
+
+def tied_weights(model: PreTrainedModel) -> set[str]:
+    """Names of the weights of a model that are those of another name."""
+    return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+
+
+def grouped_indices(lengths: list[int], batch_size: int, generator: torch.Generator) -> list[int]:
+    """Random order of texts in which those of one batch are of similar length, as of transformers' Trainer."""
+    from transformers.trainer_pt_utils import get_length_grouped_indices  # it imports much
+
+    return get_length_grouped_indices(lengths, batch_size, generator=generator)
+
+
 def accepts_attention_functions(model: PreTrainedModel) -> bool:
     """Whether the source code of a model uses the attention interface."""
     return model._can_set_attn_implementation()
@@ -52,11 +91,12 @@ def window_of_configuration(model: nn.Module) -> int | None:
     Found in its source code, as transformers itself finds what a model supports; in other models the layers with a
     window have an attribute `sliding_window`. None too if layers compute with their mask (Doge).
     """
-    if _CONFIGURED_WINDOW not in _source(type(model)):
+    kind: Any = type(model)
+    if not isinstance(model, PreTrainedModel) or _CONFIGURED_WINDOW not in _source(kind):
         return None
-    layers = {type(module) for module in model.modules() if "Attention" in type(module).__name__}
+    layers: set[Any] = {type(module) for module in model.modules() if "Attention" in type(module).__name__}
     reads_mask = any(re.search(r"\battention_mask[.\[]", _source(layer)) for layer in layers)
-    return None if reads_mask else model.config.sliding_window  # type: ignore[union-attr, return-value]
+    return None if reads_mask else model.config.sliding_window
 
 
 @functools.cache
