@@ -68,7 +68,7 @@ def run(encoder, texts, held_out, tmp_path_factory) -> Path:
 def test_a_run_leaves_everything_that_a_user_needs(run):
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.json", "metrics.md", "run.json"}
-    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl"}
+    assert names >= {"settings.yaml", "curve.png", "confusion.png", "calibration.png", "mistakes.jsonl"}
     assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "confusion.png"))
 
 
@@ -115,6 +115,21 @@ def test_a_classifier_goes_on_from_its_head_and_is_measured_by_names(run, held_o
     with pytest.raises(SystemExit):
         finetune(tmp_path / "other", tmp_path / "out", *files, "--max_steps=1", "--learning_rate=1e-8", "--resume")
     assert "resume: expected texts_fingerprint as in" in capsys.readouterr().err
+
+
+def test_unbalanced_classes(encoder, tmp_path):
+    """Macro F1 selects the best checkpoint, and the first loss is that of the weights, of about 1 for each class."""
+    rows = [f"number {n} was {'weak,rare' if n % 6 == 0 else 'good,frequent'}" for n in range(48)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    losses = []
+    for name, more in {"plain": [], "balanced": ["--class_weights=balanced"]}.items():
+        files = ["--train_file", tmp_path / "t.csv", "--validation_file", tmp_path / "t.csv"]
+        finetune(encoder, out := tmp_path / name, *files, "--max_steps=1", *more, "--per_device_train_batch_size=48")
+        results = json.loads((out / "metrics.json").read_text())
+        assert results["metric_for_best_model"] == "macro_f1"
+        losses.append(results["curve"]["training loss"][0][1])
+    assert losses[0] != losses[1]
+    assert "| words alone, of 48 texts | 1.000 |" in (out / "metrics.md").read_text()
 
 
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):

@@ -200,10 +200,13 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     projection_learning_rate_factor: Training[Amount] = 0.1
     num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
     max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
+    # Weights of classes in the loss: `balanced`: by the inverse of their numbers of training texts; default: all equal.
+    class_weights: Training[Literal["balanced"] | None] = None
     warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
     eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
     early_stopping_patience: Evaluation[Count | None] = None  # Stop after so many worse evaluations; default: never.
-    # Metric that selects the best checkpoint; default: accuracy, or micro_f1 for multi-label texts.
+    # Metric that selects the best checkpoint; default: accuracy, macro_f1 if a class has four times as many training
+    # texts as another, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
 

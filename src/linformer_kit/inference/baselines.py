@@ -50,8 +50,7 @@ def free_results(
         text. The last two are None without texts to learn from.
     """
     known = _targets(train, labels, columns) if train else targets
-    values, counts = np.unique(known, return_counts=True) if known.ndim == 1 else (None, None)
-    most = (known.mean(axis=0) > 0.5).astype(np.int64) if values is None else values[np.argmax(counts)]
+    most = (known.mean(axis=0) > 0.5).astype(np.int64) if labels.multi_label else np.bincount(known).argmax()
     constant = np.broadcast_to(most, targets.shape)
     found: dict[str, Any] = {"most_frequent": measures(constant, targets, labels.metrics)}
     by_words = _words_alone(train, validation, measured, labels, columns) if train else None
@@ -82,25 +81,25 @@ def _words_alone(
         except InputError:  # all texts are equal
             return None
         train, validation = ([train[index] for index in part] for part in parts)
-    words = TfidfVectorizer(ngram_range=(1, 2))
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
     try:
         words.fit(text for each in train for text in _parts(each))
-    except ValueError:  # no words in the texts
+    except ValueError:  # no two texts have a word in common
         return None
     learnt, chosen = (_targets(side, labels, columns) for side in (train, validation))
     if len(np.unique(learnt, axis=0)) < 2:
         return None
-    inputs, held_out = _features(words, train), _features(words, validation)
+    inputs, held_out, asked = (_features(words, side) for side in (train, validation, measured))
     best, answers, strength = -1.0, learnt, 0.0
-    regression = LogisticRegression(max_iter=1000, warm_start=True)
-    model = OneVsRestClassifier(regression) if labels.multi_label else regression
+    regression = LogisticRegression(solver="liblinear")  # ten times as fast as the default with so many words
+    model = OneVsRestClassifier(regression)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that all texts have, and of fits that end early
         for each in _STRENGTHS:
             regression.set_params(C=each)
             accuracy = _right(model.fit(inputs, learnt).predict(held_out), chosen).mean()
             if accuracy > best:
-                best, strength, answers = accuracy, each, model.predict(_features(words, measured))
+                best, strength, answers = accuracy, each, model.predict(asked)
     return answers, {"strength": strength, "texts": len(train), "seconds": time.monotonic() - began}
 
 

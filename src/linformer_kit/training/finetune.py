@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -24,7 +25,7 @@ from transformers import (
 from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
+from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
@@ -40,6 +41,7 @@ from linformer_kit.training.task import Batch, Batches, Task
 logger = logging.getLogger(__name__)
 
 _KIND = "an encoder that can classify sequences"
+_UNBALANCED = 4  # ratio of the numbers of texts of two classes
 
 
 def main(settings: FinetuneSettings) -> None:
@@ -70,7 +72,8 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     texts = load_labelled(settings, known)
     labels = texts.labels
     logger.info("texts of each class:\n%s", "\n".join(_texts_table(texts)))
-    metric = settings.metric_for_best_model or labels.metrics[0]
+    counts = np.array(labels.count(texts.train))
+    metric = settings.metric_for_best_model or _best_metric(labels, counts)
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
     loaded = load_encoder(settings, labels, seed=settings.seed, config=config)
     model, tokenizer = loaded.model, loaded.tokenizer
@@ -95,6 +98,7 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=settings.seed,
         metrics=labels.metrics,
+        class_weights=None if settings.class_weights is None else balanced_weights(counts, train.labels),
     )
     run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if run.diverged is not None:
@@ -149,6 +153,28 @@ def _free_results(run: Run, texts: LabelledTexts, answers: np.ndarray, targets: 
         return None
     sides = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
     return free_results(answers, targets, texts.labels, texts.columns, **sides)
+
+
+def _best_metric(labels: Labels, counts: Int[np.ndarray, " classes"]) -> str:
+    """The metric that selects the best checkpoint where the settings name none, by the texts of each class."""
+    learnt = counts[counts > 0]
+    if labels.multi_label or learnt.max() < _UNBALANCED * learnt.min():
+        return labels.metrics[0]
+    logger.info("classes have from %s to %s texts: macro F1 selects the best checkpoint", learnt.min(), learnt.max())
+    return MACRO_F1
+
+
+def balanced_weights(
+    counts: Int[np.ndarray, " classes"], targets: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+) -> Float[Tensor, " classes"]:
+    """Weights of classes by their numbers of texts, as in scikit-learn; the mean weight of a text is 1.
+
+    For multi-label texts, those of a yes, by the number of noes: a class counts as much where it is as where it is not.
+    """
+    counts = counts.clip(min=1)
+    if targets.ndim == 2:
+        return torch.from_numpy((len(targets) - counts).clip(min=1) / counts).float()
+    return torch.from_numpy(len(targets) / len(np.unique(targets)) / counts).float()
 
 
 def _texts_table(texts: LabelledTexts) -> list[str]:
@@ -228,6 +254,7 @@ def classification_loss(
     logits: Float[Tensor, "batch classes"],
     labels: Num[Tensor, " batch"] | Float[Tensor, "batch classes"],
     count: Tensor | int,
+    class_weights: Float[Tensor, " classes"] | None = None,
 ) -> Float[Tensor, ""]:
     """Sum of the cross entropies of texts, or of texts and classes (multi-label), divided by `count`.
 
@@ -235,13 +262,16 @@ def classification_loss(
         logits: The model's logits.
         labels: Class indices, or 0 and 1 for each class (multi-label); -100 is ignored.
         count: Labels in all forward passes of one update, so that accumulated gradients are those of the large batch.
+        class_weights: Weight of a text by its class, or of the yes for a class (multi-label); default: 1.
     """
     logits = logits.float()
+    weights = None if class_weights is None else class_weights.to(logits.device)
     if labels.dim() == 2:
         counted = (labels != IGNORED_LABEL).to(logits.dtype)
-        total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), counted, reduction="sum")
+        target = labels.to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, target, counted, reduction="sum", pos_weight=weights)
     else:
-        total = F.cross_entropy(logits, labels, reduction="sum")
+        total = F.cross_entropy(logits, labels, weights, reduction="sum")
     return total / count
 
 
@@ -251,6 +281,7 @@ class Classification(Task):
     Args: as of `Task`, and
         texts_in_update: Texts in an update over all processes; they have similar lengths.
         metrics: Names of metrics of `scores`.
+        class_weights: As for `classification_loss`.
     """
 
     def __init__(
@@ -260,10 +291,11 @@ class Classification(Task):
         *,
         texts_in_update: int,
         metrics: Sequence[str],
+        class_weights: Float[Tensor, " classes"] | None = None,
         **data: Any,
     ) -> None:
         super().__init__(model, tokenizer, **data)
-        self._texts_in_update, self._metrics = texts_in_update, metrics
+        self._texts_in_update, self._metrics, self._class_weights = texts_in_update, metrics, class_weights
 
     def order(self, epoch: int, update_size: int) -> list[Any]:
         lengths = self.train_items.lengths
@@ -273,7 +305,7 @@ class Classification(Task):
         return (batch["labels"] != IGNORED_LABEL).sum()
 
     def forward(self, batch: Batch, labels: Tensor) -> Tensor:  # type: ignore[override]
-        return classification_loss(*self.measure(batch), labels)
+        return classification_loss(*self.measure(batch), labels, self._class_weights)
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and labels."""
