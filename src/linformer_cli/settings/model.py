@@ -116,6 +116,9 @@ class ModelSettings(SlotSettings):
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
     final_norm: OfFiles[bool] = True  # Whether a pre-norm model ends with a LayerNorm.
+    embedding_norm: OfFiles[bool] = True  # Whether a LayerNorm follows the embeddings.
+    # Whether the language-model head has a dense layer and a LayerNorm before its map to logits.
+    head_transform: OfFiles[bool] = True
     layer_norm_eps: OfFiles[Positive] = 1e-5  # Epsilon of the layer norms.
     pad_token_id: OfFiles[CountOrZero | None] = 1  # Id of the padding token.
     bos_token_id: OfFiles[CountOrZero | None] = 0  # Id of the token at the start of a sequence.

@@ -73,7 +73,7 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
             given = described(logits_to_keep) if are_columns else logits_to_keep
             raise InputError(f"logits_to_keep: expected 0 with labels, got {given}")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        cached = {"cache": given_cache(past_key_values, cache), "use_cache": use_cache}
+        cached = {"past_key_values": past_key_values, "cache": cache, "use_cache": use_cache}
         encoded = self.linformer(*inputs, **cached, **outputs, return_dict=True)
         hidden, loss = encoded.last_hidden_state, None
         check_labels_of_tokens(labels, hidden)

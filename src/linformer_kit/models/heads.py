@@ -45,17 +45,24 @@ def check_labels_of_tokens(labels: Tensor | None, hidden: Float[Tensor, "batch s
 
 
 class LinformerLMHead(nn.Module):
-    """Map hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
+    """Map hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings.
+
+    Without `head_transform` in the configuration it is the decoder alone.
+    """
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.transforms = config.head_transform
+        if self.transforms:
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.activation = ACT2FN[config.hidden_act]
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden: Float[Tensor, "*tokens embed"]) -> Float[Tensor, "*tokens vocab"]:
-        return self.decoder(self.layer_norm(self.activation(self.dense(hidden))))
+        if self.transforms:
+            hidden = self.layer_norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden)
 
 
 class LinformerWithHead(LinformerPreTrainedModel):

@@ -233,7 +233,7 @@ def check_mask(attention_mask: Any, shape: Sequence[int]) -> None:
 
 
 class LinformerEmbeddings(nn.Module):
-    """Embeddings of words, positions and (if configured) token types, summed; then LayerNorm and dropout."""
+    """Embeddings of words, positions and (if configured) token types, summed; then (likewise) LayerNorm; dropout."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -243,7 +243,8 @@ class LinformerEmbeddings(nn.Module):
         self.position_offset = config.position_offset
         if config.type_vocab_size:
             self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        has_norm = config.embedding_norm
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "batch seq_len embed"]:
@@ -361,7 +362,7 @@ class LinformerModel(LinformerPreTrainedModel):
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        cache = given_cache(past_key_values, cache)
+        cache = past_key_values if cache is None else given_cache(past_key_values, cache)
         cache = LinformerCache(self.config) if cache is None and use_cache else cache
         given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         inputs = checked_inputs(*given, past=cache)
