@@ -64,7 +64,7 @@ class LinearModel(PreTrainedModel):
             raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
-        adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
+        adapters = getattr(self, "peft_config", {}).values()
         alone = [adapter for adapter in adapters if not adapter.base_model_name_or_path]
         base = Path(save_directory).resolve() / _BASE_MODEL
         if alone and is_main_process:
