@@ -166,6 +166,23 @@ def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " la
     return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
 
 
+class LinformerClassificationHead(nn.Module):
+    """Map the first token of sequences to logits of classes, as in RoBERTa."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch labels"]:
+        return self.out_proj(self.dropout(self.dense(self.dropout(hidden[:, 0])).tanh()))
+
+
+def _classifier_dropout(config: LinformerConfig) -> float:
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
 class LinformerForSequenceClassification(LinformerWithHead):
     """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
 
@@ -178,7 +195,7 @@ class LinformerForSequenceClassification(LinformerWithHead):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.classifier = RobertaClassificationHead(config)
+        self.classifier = LinformerClassificationHead(config)
         self.post_init()
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -212,8 +229,7 @@ class LinformerForTokenClassification(LinformerWithHead):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(rate)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
