@@ -31,7 +31,6 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.internals import RobertaClassificationHead
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_ids
 from linformer_kit.operator.conditions import check_tensors, values_are_cheap
