@@ -55,7 +55,7 @@ Draw = Callable[[Record], Figure | None]
 class ScriptSettings:
     """Settings of all scripts."""
 
-    # Folder of the results, continued if it has some; default: a new folder below runs/.
+    # Folder of the results, continued if it has some; default: a new folder in `runs/`.
     output_dir: Output[Folder | None] = None
 
 
@@ -82,7 +82,7 @@ class Results:
 
     def __init__(self, script: str, settings: Any) -> None:
         values, output_dir = without_local_paths(settings), settings.output_dir
-        self.folder = open_output_dir(output_dir, command=script, overwrite=False)
+        self.folder = open_output_dir(output_dir, command=script)
         self._path = self.folder / f"{script}.json"
         self._environment = environment(torch.device(values["device"]) if "device" in values else best_device())
         self.content: Record = {

@@ -10,8 +10,9 @@ of a text. What is measured (`--tasks`):
 - passkey: a number in a repeated text is searched, one document for each of several persons (LongEmbed, Zhu et al.
   2024, arXiv 2404.12096, with sentences of our own).
 - cost: time for one text, tokenisation included, and memory.
-- passages: passages are searched among those of all texts, embedded separately, separately with the text's title in
-  front, and by late chunking in inputs as long as each method reads; a query is the title and some words of a passage.
+- passages: passages are searched among those of all texts, embedded separately, and with the text's title in front; a
+  query is the title and some words of a passage. (Late chunking, which published results have beside them, found fewer.
+  Its code is in the commit that they name.)
 
     linformer linearize sentence-transformers/all-MiniLM-L6-v2 student --adapter all-MiniLM-L6-v2-4096
     python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
@@ -25,7 +26,7 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Literal, NamedTuple
 
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from transformers import PreTrainedTokenizerBase
 
 from linformer_cli.cli import set_up_logging
 from linformer_cli.errors import InputError, renamed
@@ -41,8 +43,7 @@ from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_b
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TextColumns, read_documents, read_inputs
 from linformer_kit.environment import best_device
-from linformer_kit.inference.embed import tokenise
-from linformer_kit.inference.embedder import Embedder
+from linformer_kit.inference.embed import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
@@ -111,10 +112,10 @@ def build_method(name: str, settings: Settings) -> Method:
         limit = longest_input(embedder.model) or longest
         if limit < longest:
             raise InputError(f"lengths: expected at most {limit:,} (the limit of {name}), got {longest:,}")
-        return Method(embedder, limit)
+        return Method(embedder, limit, settings.precision)
     teacher = load(settings.teacher, settings.precision, settings.batch_size, field="teacher")
     if name in ("cut", "pieces"):
-        return Method(teacher, teacher.longest, pieces=name == "pieces")
+        return Method(teacher, teacher.longest, settings.precision, pieces=name == "pieces")
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
     if name == "stretched" and length > teacher.longest:
         with renamed("seq_len", "lengths"):
@@ -123,7 +124,8 @@ def build_method(name: str, settings: Settings) -> Method:
     elif name == "linearised":
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
-    return Method(Embedder(sentences, **forward(settings.precision, settings.batch_size)), length)
+    embedder = Embedder(sentences, **forward(settings.precision, settings.batch_size))
+    return Method(embedder, length, settings.precision)
 
 
 class Search(NamedTuple):
@@ -235,7 +237,7 @@ def measure(settings: Settings, results: Results) -> None:
                     peak = in_fresh_process(_peak, name, settings, text)
                     results.add(**key, **summary(timings[name]), peak_bytes=peak)
             elif task == "passages":
-                _add_passages(settings, results, inputs, methods, n)
+                _add_passages(settings, results, inputs, methods["cut"], n)
             elif task == "agreement":
                 texts = inputs.prefixes(inputs.long[: settings.queries], n)
                 add_cosines(results, "agreement", n, texts, methods, reference="pieces")
@@ -255,28 +257,28 @@ def _add_search(results: Results, search: Search, methods: dict[str, Method], ta
                     results.add(**key, **search_scores(found[positions == key["position"]]))
 
 
-def _add_passages(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
-    texts, cut = inputs.prefixes(inputs.articles, n), methods["cut"]
-    passages = list(divided(cut.embedder, texts, settings.passage))
+def _add_passages(settings: Settings, results: Results, inputs: Inputs, method: Method, n: int) -> None:
+    texts = inputs.prefixes(inputs.articles, n)
+    passages = list(divided(method.embedder.tokenizer, texts, settings.passage))
     targets, queries = queried(passages, settings.queries)
-    cases: dict[str, tuple[Method, Callable[[], np.ndarray]]] = {
-        "separate": (cut, lambda: cut([text for _, text in passages])),
-        "separate, with title": (cut, lambda: cut([f"{title}\n{text}" for title, text in passages])),
+    cases = {
+        "separate": [text for _, text in passages],
+        "separate, with title": [f"{title}\n{text}" for title, text in passages],
     }
-    for name, method in methods.items():
-        if name != "cut":  # late chunking reads whole texts
-            cases[f"late, {name}"] = method, functools.partial(method.late, texts, settings.passage)
-    for name, (method, embedded) in cases.items():
+    for name, documents in cases.items():
         key = {"measured": "passages", "name": name, "n": n, "texts": len(texts), "passages": len(passages)}
         if results.find(**key) is None:
-            results.add(**key, **search_scores(ranks(method(queries), embedded(), targets)))
+            results.add(**key, **search_scores(ranks(method(queries), method(documents), targets)))
 
 
-def divided(embedder: Embedder, texts: Sequence[str], size: int) -> Iterator[tuple[str, str]]:
-    """Titles, which are the first lines of texts, and texts of all passages, in the order of late chunking."""
-    for text, tokens in zip(texts, tokenise(embedder, texts), strict=True):
-        for start, stop in itertools.chain.from_iterable(map(itertools.pairwise, tokens.passes(size))):
-            yield text.partition("\n")[0], text[tokens.spans[start][0] : tokens.spans[stop - 1][1]]
+def divided(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], size: int) -> Iterator[tuple[str, str]]:
+    """Titles, which are the first lines of texts, and texts of all passages of so many tokens."""
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+    for text in texts:
+        offsets = tokenizer(text, **options)["offset_mapping"]
+        for start in range(0, len(offsets), size):
+            passage = offsets[start : start + size]
+            yield text.partition("\n")[0], text[passage[0][0] : passage[-1][1]]
 
 
 def queried(passages: Sequence[tuple[str, str]], count: int) -> tuple[list[int], list[str]]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError, renamed
@@ -24,8 +25,7 @@ from linformer_cli.settings.declare import Count, Counts, File, Measurement, Mod
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device, fast_dtype
-from linformer_kit.inference.embed import embed_chunks, embed_pieces
-from linformer_kit.inference.embedder import Embedder, load_embedder
+from linformer_kit.inference.embed import Embedder, load_embedder
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 from reproduce.long_texts import draw_texts
 
@@ -61,7 +61,7 @@ def measure(settings: Settings, results: Results) -> None:
             expected = f"embeddings of {first.width} numbers of texts of {n:,} tokens"
             raise InputError(f"{name}: expected {expected}, got {embedder.width} and {embedder.longest:,}")
     for n in settings.cosine_lengths:
-        methods = {name: Method(embedder, n) for name, embedder in embedders.items()}
+        methods = {name: Method(embedder, n, settings.precision) for name, embedder in embedders.items()}
         add_cosines(results, "cosine", n, passages, methods, reference=next(iter(methods)))
 
 
@@ -71,17 +71,17 @@ class Method:
 
     embedder: Embedder
     limit: int
+    precision: Precision
     pieces: bool = False
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings, `[texts, embed]`."""
         self.embedder.truncate(self.limit)
-        return embed_pieces(self.embedder, texts) if self.pieces else self.embedder.embed(texts)
-
-    def late(self, texts: Sequence[str], size: int) -> np.ndarray:
-        """Embeddings of passages by late chunking, `[passages, embed]`."""
-        self.embedder.truncate(self.limit)
-        return embed_chunks(self.embedder, texts, size)
+        self.embedder.pieces = self.pieces
+        device = best_device()
+        dtype = fast_dtype("auto" if self.precision == "mixed" else "float32", device)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            return self.embedder.embed(texts)
 
 
 def add_cosines(
@@ -107,9 +107,7 @@ def load(name: str, precision: Precision, batch_size: int, *, field: str = "mode
 
 def forward(precision: Precision, batch_size: int) -> dict[str, Any]:
     """The options of an `Embedder`."""
-    dtype = "bfloat16" if precision == "bfloat16" else "float32"
-    autocast = fast_dtype("auto" if precision == "mixed" else "float32", best_device())
-    return {"batch_size": batch_size, "dtype": dtype, "autocast": autocast}
+    return {"batch_size": batch_size, "dtype": "bfloat16" if precision == "bfloat16" else "float32"}
 
 
 def table(content: Record) -> str:

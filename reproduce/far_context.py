@@ -74,7 +74,7 @@ def _losses(settings: Settings, trained: PretrainSettings, model: Any, tokenizer
     width, device, sums = settings.piece - 1, model.device, np.zeros((3, len(DISTANCES)))
     dtype, mask = fast_dtype(trained.dtype, device), tokenizer.mask_token_id
     length = trained.model.max_position_embeddings // settings.piece * width
-    for ids, distances in tqdm(list(_sequences(settings, texts_of(corpus.validation), tokenizer, length))):
+    for ids, distances in tqdm(list(_sequences(settings, texts_of(corpus.validation.documents), tokenizer, length))):
         places = (~distances.isnan()).nonzero()[:, 0]
         groups, masked = np.searchsorted(DISTANCES, distances[places]), ids.index_fill(0, places, mask)
         np.add.at(sums[0], groups, 1)

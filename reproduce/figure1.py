@@ -1,8 +1,8 @@
 """Figure 1: the spectrum of attention of trained encoders, and of the same encoders before training.
 
 The paper (section 3): most of the sum of the singular values of P is in its largest ones, 0.88 to 0.96 in the 128
-largest of 512 (RoBERTa-large on Wiki103), more so in higher layers. `linformer spectrum` measures one encoder; this
-measures several, each also with random weights, and draws them side by side. 13 minutes for MiniLM on two cores.
+largest of 512 (RoBERTa-large on Wiki103), more so in higher layers. This measures
+several encoders, each also with random weights, and draws them side by side. 13 minutes for MiniLM on two cores.
 
     python -m reproduce.figure1 --models sentence-transformers/all-MiniLM-L6-v2 MY-TRANSFORMER --text_file WIKIPEDIA
 """
@@ -11,30 +11,38 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from transformers import AutoModel, set_seed
+from tqdm import tqdm
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings import model_label
 from linformer_cli.settings.declare import Count, File, Measurement, ModelName, Seed, settings
-from linformer_kit.analysis.singular_values import Spectrum
-from linformer_kit.analysis.spectrum import (
-    draw_curves,
-    sequence_length,
-    sequences,
-    share_table,
-    spectrum_fields,
-    spectrum_of,
-)
-from linformer_kit.data.files import text_files
+from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
+from linformer_kit.data.files import TextFiles, text_files
+from linformer_kit.data.packing import blocks
+from linformer_kit.data.read import read_documents
+from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.environment import best_device
-from linformer_kit.interop.loading import load_model
-from linformer_kit.report.figures import new_figure
-from reproduce.common import Record, Results, ScriptSettings, run
+from linformer_kit.interop.loading import input_length, load_model
+from linformer_kit.report.figures import new_figure, show_grid
+from reproduce.common import Record, Results, ScriptSettings, run, table_lines
+
+_DEFAULT_LENGTH = 512  # of Figure 1
+_ENERGY = 0.9
+_FILES_IN_TURN = 64  # open at the same time
+_DIGITS = 6
 
 
 @settings
@@ -64,10 +72,57 @@ def measure(settings: Settings, results: Results) -> None:
         model.to(best_device())
         seq_len = sequence_length(model, tokenizer, settings.seq_len)
         started = time.perf_counter()
-        found = spectrum_of(model, sequences(files, tokenizer, seq_len=seq_len), settings.samples)
+        ids = islice(sequences(files, tokenizer, seq_len=seq_len), settings.samples)
+        shown = tqdm(ids, total=settings.samples, desc="Spectrum", unit=" sequences", dynamic_ncols=True, delay=2)
+        batches = ({"input_ids": torch.tensor([sequence], device=model.device)} for sequence in shown)
+        found = attention_spectrum(model, batches)
         if found.samples < settings.samples:
             raise InputError(f"samples: expected at most {found.samples} (of {files.name}), got {settings.samples}")
-        results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **spectrum_fields(found))
+        results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **_fields(found))
+
+
+def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
+    """Tokens in a sequence: `seq_len`, or by default 512 as in Figure 1, or the model's maximum if that is less."""
+    with renamed("max_length", "seq_len"):
+        length = input_length(model, tokenizer, seq_len)
+    return min(_DEFAULT_LENGTH, length) if seq_len is None else length
+
+
+def sequences(files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Iterator[list[int]]:
+    """Token ids of one sequence after the other, read on demand, from up to 64 files in turn.
+
+    The texts of a file are joined and cut into sequences of `seq_len` tokens, start and end included.
+
+    Raises:
+        InputError: for text that cannot be read, less text than a sequence, and a tokenizer without start and end
+            tokens.
+    """
+    if start_token_id(tokenizer) is None or end_token_id(tokenizer) is None:
+        raise InputError("model: expected a tokenizer with start and end tokens, got one without")
+
+    def of_file(path: Path) -> Iterator[list[int]]:
+        texts = read_documents([path], document=files.document, column=files.column)
+        for block in chain.from_iterable(blocks(texts, tokenizer, seq_len - 1)):
+            yield [*block.tolist(), end_token_id(tokenizer)]
+
+    waiting, number = map(of_file, files.paths), 0
+    opened = deque(islice(waiting, _FILES_IN_TURN))
+    while opened:
+        stream = opened.popleft()
+        if (ids := next(stream, None)) is not None:
+            yield ids
+            number += 1
+            opened.append(stream)
+        else:
+            opened.extend(islice(waiting, 1))
+    if not number:
+        raise InputError(f"text_file: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
+
+
+def _fields(spectrum: Spectrum) -> dict[str, Any]:
+    """A spectrum as fields of JSON results."""
+    curves = {name: np.round(getattr(spectrum, name), _DIGITS).tolist() for name in ("cumulative", "spread")}
+    return {"samples": spectrum.samples, "tokens": spectrum.tokens, **curves}
 
 
 def table(content: Record) -> str:
@@ -87,9 +142,22 @@ The paper has 0.88 to 0.96 for the 128 largest of 512, for RoBERTa-large on Wiki
             f"## {_title(record)}",
             f"{record['samples']:,} sequences of {record['seq_len']} tokens, {record['seconds']:,.0f} s. All heads: "
             f"mean {spectrum.shares.mean():.3f}, {spectrum.shares.min():.3f} to {spectrum.shares.max():.3f}.",
-            "\n".join(share_table(spectrum)),
+            _shares_by_layer(spectrum),
         ]
     return "\n\n".join(parts)
+
+
+def _shares_by_layer(spectrum: Spectrum) -> str:
+    """A table of the share of the largest quarter of the singular values, and the rank for 0.9, as Markdown."""
+    ranks = choose_projected_dims(spectrum, energy=_ENERGY)
+    rows = [
+        [str(layer), f"{share.mean():.3f}", f"{share.min():.3f} to {share.max():.3f}", f"{spread:.3f}", f"{rank:,}"]
+        for layer, (share, spread, rank) in enumerate(
+            zip(spectrum.shares, spectrum.spread[..., spectrum.quarter - 1].mean(axis=1), ranks, strict=True)
+        )
+    ]
+    columns = ["layer", f"share of the {spectrum.quarter} largest", "heads", "± over texts", f"rank for {_ENERGY}"]
+    return "\n".join(table_lines(columns, rows))
 
 
 def draw(content: Record) -> Figure:
@@ -104,9 +172,29 @@ def draw(content: Record) -> Figure:
             if each is None:
                 axes.axis("off")
                 continue
-            draw_curves(axes, _spectrum(each), _title(each))
+            _draw_curves(axes, _spectrum(each), _title(each))
         _draw_shares(row[-1], _spectrum(record))
     return figure
+
+
+def _draw_curves(axes: Axes, spectrum: Spectrum, title: str) -> None:
+    """Plot the mean over heads of the cumulative curve of each layer, and its deviation over texts (Figure 1, left)."""
+    layers, _, rank = spectrum.cumulative.shape
+    ranks, at = np.arange(1, rank + 1), spectrum.quarter
+    for layer in range(layers):
+        color = colormaps["viridis"](layer / max(1, layers - 1) * 0.92)
+        mean, deviation = spectrum.cumulative[layer].mean(axis=0), spectrum.spread[layer].mean(axis=0)
+        axes.plot(ranks, mean, color=color, label=f"layer {layer}")
+        axes.fill_between(
+            ranks, mean - deviation, np.minimum(mean + deviation, 1), color=color, alpha=0.15, linewidth=0
+        )
+    axes.axvline(at, color="grey", linewidth=0.8, linestyle="--")
+    axes.text(at, 0.02, f" {at}", color="grey", fontsize=8)
+    axes.set(xlim=(0, rank), ylim=(0, 1.02))
+    axes.set_title(title, fontsize=10, parse_math=False)
+    axes.set(xlabel="index of singular value, the largest first", ylabel="normalised cumulative singular value")
+    axes.legend(fontsize=8, ncols=1 + (layers > 8), loc="lower right")
+    show_grid(axes)
 
 
 def _draw_shares(axes: Axes, spectrum: Spectrum) -> None:

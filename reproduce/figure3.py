@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, CountOrZero, File, Positive, Seed, Training, settings
-from linformer_kit import load_encoder_checkpoint
+from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
@@ -34,7 +34,7 @@ from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, t
 
 _START_LENGTH = 128
 _TOKENS = 8192  # in an update
-_OF_CONVERSION = (
+_OF_SLOTS = (
     *("attention", "max_position_embeddings", "projected_dim", "sharing", "projection", "projection_initializer"),
     "sliding_window",
 )
@@ -137,8 +137,11 @@ def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
     target = folder / "start"
     if not target.exists():
         transformers.set_seed(values["seed"])
-        fields = {name: values[name] for name in _OF_CONVERSION if name in values}
-        model = load_encoder_checkpoint(source, **fields, resize_mode="interpolate")
+        fields = {"attention": "linformer"} | {name: values[name] for name in _OF_SLOTS if name in values}
+        full = LinformerForMaskedLM.from_pretrained(source)
+        full.resize_sequence_length(values["max_position_embeddings"], mode="interpolate")
+        model = LinformerForMaskedLM(type(full.config).from_dict(full.config.to_dict() | fields))
+        model.load_state_dict(full.state_dict(), strict=False)  # all but E and F
         folder.mkdir(parents=True, exist_ok=True)
         with whole_folder(target) as part:
             model.save_pretrained(part)

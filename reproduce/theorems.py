@@ -31,12 +31,12 @@ from transformers.masking_utils import sdpa_mask
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, CountOrZero, File, Measurement, ModelName, Seed, settings
-from linformer_kit.analysis.spectrum import sequence_length, sequences
 from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.figures import new_figure, show_grid
 from reproduce.common import Record, Results, ScriptSettings, markdown, run
+from reproduce.figure1 import sequence_length, sequences
 
 CONFIDENCE = 0.9  # share of columns, or of queries, that counts as "the bound holds"
 MOST_TIMES_N = 8  # Theorem 1 is tried with k up to 8n, in steps of √2

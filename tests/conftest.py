@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gc
 import itertools
 import os
@@ -28,7 +29,6 @@ from linformer_cli.settings import BiasOrder, Sharing, ShorterInput
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.models import encoder
-from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import PROJECTIONS
 
@@ -253,6 +253,40 @@ def small_blocks(monkeypatch):
     shrink_blocks(monkeypatch)
 
 
+def replica_of(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy as `nn.DataParallel` makes it, with tensors as attributes and no parameters, which are doubled."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in copies.items():
+        for name, child in module._modules.items():
+            setattr(replica, name, None if child is None else copies[child])
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else 2 * parameter.detach())
+        for name, buffer in module._buffers.items():
+            setattr(replica, name, 2 * buffer if buffer.is_floating_point() else buffer)
+    return copies[model]
+
+
+def doubled(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy with the weights of `replica_of`."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in itertools.chain(copied.parameters(), copied.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(2)
+    return copied
+
+
+def skip_if_peft_is_too_old() -> None:
+    """Transformers' own adapters may need a PEFT that is newer than all that were released."""
+    from transformers.integrations.peft import MIN_PEFT_VERSION
+    from transformers.utils import check_peft_version
+
+    try:
+        check_peft_version(min_version=MIN_PEFT_VERSION)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `small_blocks` does, for other processes."""
     monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
@@ -260,7 +294,7 @@ def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 200)
     monkeypatch.setattr(softmax, "_COLUMNS", 1000)
-    monkeypatch.setattr(neighbours, "_ROWS", 3)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import nn
 
 import linformer_kit as lk
 from linformer_kit import compat
-from tests.conftest import randomise
+from tests.conftest import doubled, randomise, replica_of
 
 N, WIDTH, HEADS, DEPTH = 37, 15, 3, 2
 # k below and above n, as in the package; one head of keys and values; W_V = W_K and F = E.
@@ -109,6 +109,14 @@ def test_keys_of_another_sequence(k, one, tied):
 
 
 @pytest.mark.parametrize("build", MODELS)
+def test_replicas_of_data_parallel_have_weights_of_their_own(build):
+    model, x = ready(build()), inputs(build)
+    before = model(x)
+    torch.testing.assert_close(replica_of(model)(x), doubled(model)(x))
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("build", MODELS)
 def test_a_mask_gives_the_output_of_the_tokens_alone(build):
     """Padding after, before and inside; what it holds reaches no output and no gradient."""
     model, x = ready(build(one=True)), inputs(build)
@@ -161,10 +169,9 @@ def test_equals_the_package(build, k, one, tied):
         model(x).square().sum().backward()
     for one_, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one_.grad, other.grad, rtol=1e-9, atol=1e-9)
-    if build is not language_model:
-        converted = lk.from_linformer(theirs)
-        got = converted(x, x, x)[0] if build is attention else converted(x)[0]
-        torch.testing.assert_close(got, theirs(x), rtol=0, atol=1e-10)
+    converted = lk.from_linformer(theirs)
+    got = converted(x, x, x)[0] if build is attention else converted(x)[0]
+    torch.testing.assert_close(got, theirs(x), rtol=0, atol=1e-10)
 
 
 @every_option
@@ -185,11 +192,34 @@ def test_conversion(k, one, tied, tmp_path):
     ours.save_pretrained(tmp_path)
     again = lk.LinformerEncoder.from_pretrained(tmp_path, dtype=torch.float64)
     torch.testing.assert_close(again(x, mask)[0], ours(x, mask)[0], rtol=0, atol=1e-12)
+    model, ids = ready(language_model(k, one, tied)), inputs(language_model)
+    for source in (model, model.state_dict()):
+        ours = lk.from_linformer(source, HEADS)
+        assert type(ours) is lk.LinformerForMaskedLM
+        torch.testing.assert_close(ours(ids, mask).logits[mask], model(ids, mask)[mask], rtol=0, atol=1e-10)
+    ours.save_pretrained(tmp_path / "words")
+    again = lk.LinformerForMaskedLM.from_pretrained(tmp_path / "words", dtype=torch.float64)
+    torch.testing.assert_close(again(ids, mask).logits, ours(ids, mask).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize(("one", "tied"), itertools.product((False, True), repeat=2))
+def test_heads_may_have_another_width(build, one, tied):
+    package = pytest.importorskip("linformer")
+    sizes = {attention: (WIDTH, N), stack: (WIDTH, N, DEPTH), language_model: (101, WIDTH, N, DEPTH)}[build]
+    kind = {attention: "LinformerSelfAttention", stack: "Linformer", language_model: "LinformerLM"}[build]
+    options = {"k": 7, "heads": HEADS, "dim_head": 11, "one_kv_head": one, "share_kv": tied}
+    theirs, ours = (getattr(module, kind)(*sizes, **options) for module in (package, compat))
+    ours.double().eval().load_state_dict(ready(theirs).state_dict())
+    x = inputs(build)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-10)
+    with pytest.raises(lk.InputError, match=r"^dim_head: expected dim / heads, got 'dim 15 and heads × dim_head 33'$"):
+        lk.from_linformer(theirs)
 
 
 WRONG = {
     "reversible: expected False": lambda: stack(reversible=True),
-    "dim_head: expected dim / heads, 5, or None, got 11": lambda: compat.Linformer(WIDTH, N, 1, heads=3, dim_head=11),
+    "dim_head: expected a positive integer, got 0": lambda: compat.Linformer(WIDTH, N, 1, heads=3, dim_head=0),
     "heads: expected a divisor of dim 15, got 7": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=7),
     "heads: expected a divisor of dim 15, got None": lambda: compat.LinformerSelfAttention(WIDTH, N, heads=None),
     "dim: expected a positive integer, got None": lambda: compat.LinformerSelfAttention(None, N),
@@ -221,8 +251,9 @@ WRONG = {
     r"mask: expected bool \[1, 31\], True at real tokens, got 'torch.int64": lambda: stack()(
         torch.zeros(1, 31, WIDTH), mask=torch.ones(1, 31).long()
     ),
-    "source: expected a LinformerSelfAttention or a Linformer.*token_emb": lambda: lk.from_linformer(language_model()),
-    "source: expected a LinformerSelfAttention or a Linformer": lambda: lk.from_linformer(nn.Linear(3, 3)),
+    "source: expected a LinformerSelfAttention, a Linformer or a LinformerLM": lambda: lk.from_linformer(
+        nn.Linear(3, 3)
+    ),
     "heads: expected those of the source, a divisor of dim 15, got None": lambda: lk.from_linformer(
         stack().state_dict()
     ),
@@ -241,6 +272,11 @@ def test_rejected(message):
 
 
 @pytest.mark.unchecked
-def test_unknown_arguments_raise_an_error():
-    with pytest.raises(TypeError, match="input_mask"):
-        attention()(torch.zeros(1, N, WIDTH), input_mask=torch.ones(1, N).bool())
+def test_arguments_that_the_package_ignores_are_ignored_with_a_warning():
+    """By the attention; the package takes no others in its models either."""
+    model, x = ready(attention()), inputs(attention)
+    with pytest.warns(UserWarning, match="^LinformerSelfAttention ignores input_mask, context_mask, as the package "):
+        assert torch.equal(model(x, input_mask=torch.ones(2, 31).bool(), context_mask=None), model(x))
+    for build in (stack, language_model):
+        with pytest.raises(TypeError, match="input_mask"):
+            build()(inputs(build), input_mask=torch.ones(2, 31).bool())

@@ -41,7 +41,18 @@ MODEL = LAYERS[LAYERS.index("linearized") : LAYERS.index("operator") + 1]
 PURE_TORCH = ("operator",)
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
 OF_EXTRAS = {
-    *("accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "pandas", "peft", "pyarrow"),
+    *(
+        "accelerate",
+        "datasets",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "openvino",
+        "pandas",
+        "peft",
+        "pyarrow",
+    ),
     *("scipy", "sentence_transformers", "sklearn", "tensorboard"),
 }
 
@@ -176,7 +187,7 @@ def loaded_after(code: str) -> set[str]:
 
 @pytest.mark.e2e
 def test_help_is_light():
-    code = "from linformer_cli.cli import main\nfor command in ([], ['pretrain'], ['predict'], ['spectrum']):\n"
+    code = "from linformer_cli.cli import main\nfor command in ([], ['pretrain'], ['predict'], ['embed']):\n"
     code += "    try: main([*command, '--help'])\n    except SystemExit: pass"
     assert not loaded_after(code) & HEAVY
 
@@ -208,7 +219,7 @@ except lk.InputError as error:
     print(error)
 print(type(lk.linearize(encoder, 3)).__name__)
 for name, command in COMMANDS.items():
-    if name not in ("linearize", "convert", "bench"):  # which need none
+    if name not in ("linearize", "resize", "bench"):  # which need none
         print(name, file=sys.stderr)
         try:
             main([name, *shlex.split(command.example)])

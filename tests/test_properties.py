@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
-from linformer_kit.operator import neighbours
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import PROJECTIONS, MaxPoolProjection
 from tests.conftest import BIAS_ORDERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
@@ -30,7 +29,7 @@ WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 def _several_blocks():
     """Cut even short texts into several blocks of rows."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(neighbours, "_ROWS", 3)
+        patched.setattr("linformer_kit.operator.window._ROWS", 3)
         patched.setattr(softmax, "_COLUMNS", 1000)
         patched.setattr(softmax, "_SCORES", 200)
         yield

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.cli import main
-from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, LinformerModel, linearize
+from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.report.base import write_json
 from tests.conftest import PRETRAIN_SIZES, SHARINGS, SIZES, write_corpus, write_teacher
 from tests.families import FAMILIES, build, example
@@ -120,16 +120,6 @@ def drop_in(kind: str) -> Numbers:
     }
 
 
-def converted() -> Numbers:
-    """A RoBERTa converted to a model of this package by the command."""
-    with tempfile.TemporaryDirectory() as folder:
-        teacher = write_teacher(Path(folder) / "teacher", "def one(): return two")
-        main(["convert", str(teacher), f"{folder}/linear", "--projected_dim=5", "--sharing=key_value"])
-        model = LinformerModel.from_pretrained(f"{folder}/linear", use_safetensors=True).double().eval()
-    ids = torch.arange(5, 24).expand(2, -1)
-    return {"hidden": _summary(model(ids).last_hidden_state)}
-
-
 def exported() -> Numbers:
     """The program of torch.export."""
     model = _fill(LinformerForMaskedLM(LinformerConfig(**SIZES))).eval()
@@ -171,7 +161,6 @@ CASES: dict[str, Callable[[], Numbers]] = {
     **{f"{kind}, {side}": functools.partial(own_model, kind, side) for kind, side in OTHER_PADDING},
     **{f"{family} {options}": functools.partial(in_place, family, options) for family, options in IN_PLACE},
     **{f"drop-in {kind}": functools.partial(drop_in, kind) for kind in ("linear none", "mean_pool headwise")},
-    "converted": converted,
     "exported": exported,
 }
 TRAININGS = ("pretrain", "finetune", "distill")

@@ -66,7 +66,7 @@ TOPICS = {
         "DynamicProjection",
         "RandomProjection",
     ),
-    "Other checkpoints": ("from_linformer", "load_encoder_checkpoint", "load_fairseq_checkpoint"),
+    "Other checkpoints": ("from_linformer", "load_fairseq_checkpoint"),
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),
 }

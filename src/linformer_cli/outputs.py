@@ -9,21 +9,20 @@ from typing import Any
 
 from linformer_cli.errors import InputError
 
-# The file that marks a folder as a run of this package; without it, `overwrite` must not delete anything.
-RUN_MARK = "run.json"
+RUN_MARK = "run.json"  # marks a folder as a run of this package
+LOCK = ".lock"  # of a folder, while a process writes to it; a killed one leaves the file, which no longer locks
 
 
 def check_output(settings: Any) -> None:
-    """Raise an `InputError` for the output of a command where that exists and is not to be replaced or continued."""
-    resumable = hasattr(settings, "resume")
-    goes_on = resumable and (settings.resume or settings.overwrite)
+    """Raise an `InputError` for the output of a command where that exists and is not to be continued."""
+    resumable, resume = hasattr(settings, "resume"), getattr(settings, "resume", False)
     out, folder = getattr(settings, "out", None), getattr(settings, "output_dir", None)
     if folder is not None and resumable:
-        check_no_run(Path(folder), goes_on=goes_on)
+        check_run_folder(folder, resume=resume)
     elif folder is not None:
         check_new_folder("output_dir", folder)
     if out is not None and resumable:
-        check_new_files([Path(out), Path(f"{out}.part")], goes_on=goes_on)
+        check_new_files([Path(out), Path(f"{out}.part")], goes_on=resume)
     elif out is not None:
         check_new_folder("out", out)
 
@@ -35,9 +34,9 @@ def check_new_folder(name: str, folder: str) -> Path:
         InputError: if it is not empty, is a file or is not writable.
     """
     path = Path(folder)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
-    check_writable(path.resolve(), name)
+    if path.is_dir() and any(each.name != LOCK for each in path.iterdir()):
+        raise InputError(f"{name}: expected a new or empty folder, got {path}, which is not empty")
+    check_writable(path, name)
     return path
 
 
@@ -50,20 +49,19 @@ def check_writable(folder: Path, name: str = "output_dir") -> None:
         raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
 
 
-def check_no_run(folder: Path, *, goes_on: bool) -> None:
-    """Raise an error if a folder holds a run, unless it goes on or is overwritten."""
-    if (folder / RUN_MARK).exists() and not goes_on:
-        raise InputError(
-            f"output_dir: expected a folder without a run, but {folder} holds one; "
-            "continue it with --resume or remove it with --overwrite"
-        )
+def check_run_folder(folder: str, *, resume: bool) -> None:
+    """Raise an error unless the folder of a run is new or empty, or with `resume` holds a run to continue."""
+    if not (Path(folder) / RUN_MARK).exists():
+        check_new_folder("output_dir", folder)
+    elif not resume:
+        expected = "output_dir: expected a new or empty folder"
+        raise InputError(f"{expected}, got {folder}, which holds a run; --resume continues it")
 
 
 def check_new_files(paths: Iterable[Path], *, goes_on: bool) -> None:
-    """Raise an error if one of the files of an output exists, unless it goes on or is overwritten, or is a folder."""
+    """Raise an error if one of the files of an output exists, unless it goes on, or is a folder."""
     paths = list(paths)
     if folder := next(filter(Path.is_dir, paths), None):
         raise InputError(f"out: expected a file, got the folder {folder}")
     if (existing := next(filter(Path.exists, paths), None)) and not goes_on:
-        advice = "continue with --resume, or start again with --overwrite"
-        raise InputError(f"out: expected a new file, got {existing}; {advice}")
+        raise InputError(f"out: expected a new file, got {existing}; --resume continues it")

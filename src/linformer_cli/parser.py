@@ -90,6 +90,8 @@ def parse_settings(
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown[0], settings, options)}")
     layers.append({each: _value(value, settings[each]) for each, value in vars(parsed).items() if each in settings})
     values = kind(**_nested(functools.reduce(operator.or_, layers)))
+    if recipe:
+        values.given = frozenset(itertools.chain(*layers[1:]))
     if parsed.print_config:
         print(yaml.safe_dump(dataclasses.asdict(values), sort_keys=False, allow_unicode=True), end="", flush=True)
         raise SystemExit(0)

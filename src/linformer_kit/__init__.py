@@ -19,7 +19,6 @@ from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.compat import from_linformer
-from linformer_kit.interop.checkpoints.encoders import load_encoder_checkpoint
 from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.linearized.linearize import linearize, optimize
@@ -66,7 +65,6 @@ __all__ = [
     "choose_projected_dims",
     "from_linformer",
     "linearize",
-    "load_encoder_checkpoint",
     "load_fairseq_checkpoint",
     "optimize",
 ]

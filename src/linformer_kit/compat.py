@@ -6,6 +6,7 @@ this library's own classes. Axes as in `slots`; k may be larger than the longest
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +18,17 @@ from torch import Tensor, nn
 from linformer_cli.errors import InputError, check_input, input_errors, renamed
 from linformer_kit.interop.loading import renamed_weights
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerEncoder, check_ids
 from linformer_kit.operator.conditions import check_tensors, check_vectors, described, values_are_cheap
 from linformer_kit.operator.drop_in import LinformerAttention
 from linformer_kit.operator.projections import MatrixProjection
 from linformer_kit.operator.projections.sizes import check_positive, is_integer, slots_by_head
 
-_CONVERTED = "a LinformerSelfAttention or a Linformer, not reversible (of a LinformerLM its `linformer`)"
-_FIRST = "net.layers.0.0.fn."  # attention of the first layer of a stack
-# Parts of names in a stack and in `LinformerEncoder`.
+_CONVERTED = "a LinformerSelfAttention, a Linformer or a LinformerLM, not reversible"
+# The attention of the first layer: alone, in a stack, and in a language model.
+_FIRST = ("", "net.layers.0.0.fn.", "linformer.net.layers.0.0.fn.")
+# Parts of names there, and in `LinformerEncoder` and `LinformerForMaskedLM`.
 _NAMES = (
     ("net.layers.", "encoder.layers."),
     (".0.fn.", ".self_attn."),
@@ -33,6 +36,9 @@ _NAMES = (
     (".1.fn.w1.", ".fc1."),
     (".1.fn.w2.", ".fc2."),
     (".1.norm.", ".final_layer_norm."),
+    ("token_emb.", "linformer.embeddings.word_embeddings."),
+    ("pos_emb.", "linformer.embeddings.position_embeddings."),
+    ("to_logits.", "lm_head.decoder."),
 )
 
 
@@ -44,6 +50,10 @@ class _Matrices(MatrixProjection):
     def __init__(self, owner: nn.Module, seq_len: int, k: int, *, num_heads: int, sharing: str) -> None:
         super().__init__(seq_len, 1, num_heads=num_heads, sharing=sharing)
         self.head_dims = slots_by_head(k, num_heads)
+        self.bind(owner)
+
+    def bind(self, owner: nn.Module) -> None:
+        """Use the parameters of this attention; in a replica of `nn.DataParallel` those of the original were known."""
         self.owner = (owner,)  # in a tuple, so that it is no child
 
     def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +79,7 @@ class LinformerSelfAttention(LinformerAttention):
         seq_len: n, the longest sequence.
         k: Slots.
         heads: Heads; must divide dim.
-        dim_head: dim / heads, or None.
+        dim_head: Width of a head; None: dim / heads.
         one_kv_head: Whether all heads of queries use one head of keys and values.
         share_kv: Whether W_V = W_K and F = E; in the paper, key-value sharing is E = F alone.
         dropout: Dropout on the context mapping during training.
@@ -105,24 +115,27 @@ class LinformerSelfAttention(LinformerAttention):
                 super().__init__(dim, heads, projection=projection, dropout=dropout)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             delattr(self, name)
-        width = dim // heads
-        check_input(dim_head in (None, width), "dim_head", f"dim / heads, {width}, or None", dim_head)
+        width = dim // heads if dim_head is None else dim_head
+        check_positive("dim_head", width)
         self.seq_len, self.k, self.heads, self.dim_head, self.share_kv = seq_len, k, heads, width, share_kv
-        self.to_q = nn.Linear(dim, dim, bias=False)
+        self.to_q = nn.Linear(dim, heads * width, bias=False)
         for kind in "k" if share_kv else "kv":
-            linear = _OneHead(dim, width, bias=False) if one_kv_head else nn.Linear(dim, dim, bias=False)
+            linear = _OneHead(dim, width, bias=False) if one_kv_head else nn.Linear(dim, heads * width, bias=False)
             linear.heads = heads  # type: ignore[assignment]
             setattr(self, f"to_{kind}", linear)
             setattr(self, f"proj_{kind}", nn.Parameter(torch.empty(seq_len, k).uniform_(-(k**-0.5), k**-0.5)))
-        self.to_out = nn.Linear(dim, dim)
+        self.to_out = nn.Linear(heads * width, dim)
 
     def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "batch query_len embed"],
         context: Float[Tensor, "batch seq_len embed"] | None = None,
         mask: Bool[Tensor, "batch keys"] | None = None,
+        **ignored: Any,
     ) -> Float[Tensor, "batch query_len embed"]:
         """Attention of x to itself, or to context, which may have another length.
+
+        Other arguments are ignored with a warning; the package ignores all of them, `mask` too, without one.
 
         Args:
             x: Input of the queries.
@@ -130,6 +143,11 @@ class LinformerSelfAttention(LinformerAttention):
             mask: True at real tokens of the keys, False at padding, which has no effect wherever it is.
         """
         check_tensors(x=x, context=context)
+        if ignored:
+            names = ", ".join(ignored)
+            warnings.warn(f"LinformerSelfAttention ignores {names}, as the package linformer does", stacklevel=2)
+        if isinstance(self.projection, _Matrices):
+            self.projection.bind(self)
         keys = x if context is None else context
         return super().forward(x, keys, keys, _padding(mask, keys))[0]
 
@@ -222,19 +240,20 @@ def _padding(mask: Tensor | None, keys: Tensor) -> Tensor | None:
 
 def from_linformer(
     source: nn.Module | Mapping[str, Tensor], heads: int | None = None
-) -> LinformerAttention | LinformerEncoder:
-    """Convert an attention or a stack of the package `linformer`, or of `compat`, to this library's own classes.
+) -> LinformerAttention | LinformerEncoder | LinformerForMaskedLM:
+    """Convert an attention, a stack or a language model of the package `linformer`, or of `compat`, to own classes.
 
     Outputs are the same. One head of keys and values becomes one for each head, and tied keys and values two copies,
-    which training may separate. If k is larger than n, columns of E and F are repeated up to n = k.
+    which training may separate. If k is larger than n, columns of E and F, and positions, are repeated up to n = k.
 
     Args:
-        source: A `LinformerSelfAttention` or a `Linformer`, or its state dict.
+        source: A `LinformerSelfAttention`, a `Linformer` or a `LinformerLM`, or its state dict.
         heads: Number of heads; a state dict needs it, except with `one_kv_head`.
 
     Returns:
-        A `LinformerAttention` for an attention, a `LinformerEncoder` for a stack, in evaluation mode. Dropout of a
-        module is kept on weights of attention; in an encoder it follows attention and feed-forward too.
+        A `LinformerAttention` for an attention, a `LinformerEncoder` for a stack, a `LinformerForMaskedLM` for a
+        language model, in evaluation mode. Dropout of a module is kept on weights of attention; in an encoder it
+        follows attention and feed-forward too, and embeddings.
 
     Raises:
         InputError: for other modules and weights, and if dim_head is not dim / heads.
@@ -250,8 +269,8 @@ def from_linformer(
     are_tensors = all(isinstance(tensor, Tensor) for tensor in weights.values())
     check_input(are_tensors, "source", "tensors by name", {type(each).__name__ for each in weights.values()})
     prefixes = [name.removesuffix("to_q.weight") for name in weights if name.endswith("to_q.weight")]
-    prefix = "" if "" in prefixes else _FIRST
-    check_input(prefix in prefixes, "source", _CONVERTED, list(weights)[:3])
+    prefix: Any = next((each for each in _FIRST if each in prefixes), None)
+    check_input(prefix is not None, "source", _CONVERTED, list(weights)[:3])
     query = weights[f"{prefix}to_q.weight"]
     width, of_keys = query.shape[1], len(weights.get(f"{prefix}to_k.weight", query))
     check_input(len(query) == width, "dim_head", "dim / heads", f"dim {width} and heads × dim_head {len(query)}")
@@ -267,14 +286,22 @@ def from_linformer(
         ours = renamed_weights(ours | weights, _NAMES)
         model: Any
         fields: dict[str, Any]
+        base = prefix.removesuffix(_FIRST[1])
         if not prefix:
             model = LinformerAttention(width, heads, n, k, sharing=sharing, dropout=dropout)  # type: ignore[arg-type]
         else:
             fields = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": len(prefixes)}
-            fields |= {"intermediate_size": len(ours["encoder.layers.0.fc1.weight"]), "max_position_embeddings": n}
+            fields |= {"intermediate_size": len(ours[f"{base}encoder.layers.0.fc1.weight"])}
+            fields |= {"max_position_embeddings": n}
             fields |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "projected_dim": k}
             fields |= {"sharing": sharing, "norm_first": True, "final_norm": False}
-            model = LinformerEncoder(LinformerConfig(**fields))
+            if base:
+                positions = f"{base}embeddings.position_embeddings.weight"
+                ours[positions] = ours[positions][torch.arange(n) % len(ours[positions])]
+                fields |= {"vocab_size": len(ours["lm_head.decoder.weight"]), "embedding_norm": False}
+                fields |= {"head_transform": False, "tie_word_embeddings": False}
+                fields |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+            model = (LinformerForMaskedLM if base else LinformerEncoder)(LinformerConfig(**fields))
         model.to(query).load_state_dict(ours)
     return model.eval()
 

@@ -49,7 +49,7 @@ def test_saved_is_the_transformers_over_ours():
         (["--num_attention_heads", "7"], "num_attention_heads: expected a divisor of hidden_size 768, got 7"),
         (["--device", "toaster"], "device: expected cpu or an available accelerator, got toaster: "),
         (["--projected_dims", "0"], "projected_dims: expected greater than or equal to 1, got 0"),
-        (["--output_dir", "full"], "output_dir: expected a new or empty folder, got full, which exists"),
+        (["--output_dir", "full"], "output_dir: expected a new or empty folder, got full, which is not empty"),
     ],
 )
 def test_wrong_settings_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):

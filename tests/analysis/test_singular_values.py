@@ -11,8 +11,10 @@ import transformers
 
 import linformer_kit as lk
 from linformer_kit import InputError, LinformerModel, Spectrum, attention_spectrum, choose_projected_dims
-from linformer_kit.analysis import singular_values as singular_values_module
+from linformer_kit.analysis import singular_values as sv
 from linformer_kit.analysis.singular_values import singular_values
+from linformer_kit.operator.padding import take_positions, zero_padding
+from linformer_kit.operator.slots import merge_heads, split_heads
 from tests.conftest import randomise, tokens
 
 SIZES = {
@@ -66,6 +68,79 @@ def test_means_and_spread_are_those_of_numpy(config, kind):
     assert (spectrum.samples, spectrum.tokens) == (5, 5 * 23)
 
 
+EXACT = {
+    "linearised": {},
+    "all heads": {"projection": "linear", "projection_initializer": "normal", "sharing": "layerwise"},
+    "each head": {"projection": "linear", "sharing": "none", "projected_dim": [[3, 5, 7], [23, 2, 2]]},
+    "global tokens": {"sliding_window": 0, "global_tokens": 3},
+    "computed": {"projection": "dynamic", "global_tokens": 0},
+    "ours": {"projected_dim": 7, "sliding_window": 4},
+    "ours, causal": {"projected_dim": 7, "sliding_window": 6, "projection": "mean_pool", "causal": True},
+    "ours, each head": {"projected_dim": [[2, 5, 7], [6, 2, 2]], "sliding_window": 5, "projection": "mean_pool"},
+    "ours, global tokens": {"projected_dim": 7, "sharing": "none", "sliding_window": 3, "global_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_with_exact_tokens_it_is_that_of_the_mapping_of_all_tokens(kind, config, monkeypatch):
+    """Of M, n × n, made by hand: M times the values is what the heads give; also with padding."""
+    if is_ours := kind.startswith("ours"):
+        model = randomise(LinformerModel(config(**EXACT[kind]))).eval()
+        parts = [(layer.self_attn, layer.self_attn.out_proj, layer.self_attn.v_proj) for layer in model.encoder.layers]
+    else:
+        options = {"projected_dim": 7, "sliding_window": 4, "global_tokens": 1}
+        model = lk.linearize(encoder(max_position_embeddings=37), **options | EXACT[kind])
+        layers = [layer.attention for layer in model.encoder.layer]
+        parts = [(layer.self, layer.output.dense, layer.self.value) for layer in layers]
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[1, [0, 1, 2, 11]] = 0
+    order = torch.tensor([[*range(31)], [*range(3, 11), *range(12, 31), 0, 1, 2, 11]])
+    heads, values, mappings = [], [], []
+    by_layer = sv.singular_values
+    monkeypatch.setattr(sv, "singular_values", lambda each: mappings.append(each) or by_layer(each))
+    for attention, output, value in parts:
+        attention.register_forward_pre_hook(lambda _, inputs, value=value: values.append(value(inputs[0])))
+        output.register_forward_pre_hook(lambda _, inputs: heads.append(inputs[0]))
+    spectrum = attention_spectrum(model, [{"input_ids": ids, "attention_mask": mask}])
+    assert spectrum.cumulative.shape == (2, 3, 31) and len(heads) == len(values) == len(mappings) == 2
+    for found, given, matrices in zip(heads, values, mappings, strict=True):
+        if not is_ours:
+            found, given = (take_positions(each, order) for each in (found, given))
+        found, given = (zero_padding(each, torch.tensor([31, 27])) for each in (found, given))
+        torch.testing.assert_close(merge_heads(matrices @ split_heads(given, 3)), found, rtol=1e-4, atol=1e-5)
+
+
+def test_with_a_window_it_is_that_of_a_matrix_made_by_hand():
+    """Of means of windows of 5 or 6 tokens after the first token, and the window of each query, in n columns."""
+    model = lk.linearize(encoder(), 7, sliding_window=4, global_tokens=1, layers=[1])
+    ids, n = tokens(1, 31), 31
+    weights = model(ids, output_attentions=True).attentions[1][0].detach().double().numpy()
+    expected = np.zeros((3, n, n))
+    edges = [1 + 30 * slot // 7 for slot in range(8)]
+    for head, row in np.ndindex(3, n):
+        global_token, slots, near = np.split(weights[head, row], [1, 8])
+        expected[head, row, 0] += global_token[0]
+        for weight, first, after in zip(slots, edges, edges[1:], strict=False):
+            expected[head, row, first:after] += weight / (after - first)
+        for weight, token in zip(near, range(row - 2, row + 2), strict=True):
+            if 0 <= token < n:
+                expected[head, row, token] += weight
+    np.testing.assert_allclose(expected.sum(-1), 1, atol=1e-5)
+    sums = np.linalg.svd(expected, compute_uv=False).cumsum(-1)
+    found = attention_spectrum(model, [{"input_ids": ids}]).cumulative[1]
+    np.testing.assert_allclose(found, sums / sums[:, -1:], atol=1e-5)
+
+
+@pytest.mark.parametrize(("projection", "name"), [("max_pool", "MaxPoolProjection"), ("conv", "ConvProjection")])
+def test_slots_that_are_no_sums_are_rejected_with_exact_tokens(projection, name, config):
+    expected = "expected slots that are weighted sums of tokens, in a layer with a sliding window or global tokens, got"
+    model = LinformerModel(config(projection=projection, sliding_window=6)).eval()
+    with pytest.raises(InputError, match=f"^model: {expected} those of {name}$"):
+        attention_spectrum(model, [{"input_ids": tokens(1, 7)}])
+    model = LinformerModel(config(projection=projection)).eval()
+    assert attention_spectrum(model, [{"input_ids": tokens(1, 23)}]).samples == 1
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_padding_does_not_count(config, ours):
     """On either side, nor does a sequence of nothing else; the order of batches of other lengths is no matter."""
@@ -91,14 +166,14 @@ def test_padding_does_not_count(config, ours):
 
 
 def test_weights_of_one_layer_are_held_at_a_time(monkeypatch):
-    kept, shares = [], singular_values_module._shares
+    kept, shares = [], sv._shares
 
     def watched(weights, real):
         assert all(weights_before() is None for weights_before in kept)
         kept.append(weakref.ref(weights))
         return shares(weights, real)
 
-    monkeypatch.setattr(singular_values_module, "_shares", watched)
+    monkeypatch.setattr(sv, "_shares", watched)
     attention_spectrum(encoder(num_hidden_layers=3), [{"input_ids": tokens(1, 7)}])
     assert len(kept) == 3
 

@@ -1,11 +1,13 @@
-"""`linformer convert`, from a file or folder to a folder that all other commands read."""
+"""`linformer linearize` and `linformer resize`, from a folder to a folder that all other commands read."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import (
@@ -15,21 +17,28 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
 )
 
 from linformer_cli.cli import main
-from linformer_cli.settings import ConvertSettings
-from linformer_kit import LinformerModel
+from linformer_cli.settings import ResizeSettings
+from linformer_kit import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from linformer_kit.files.manifest import damage
 from linformer_kit.interop import convert
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
-from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, save_tokenizer
-from tests.interop.checkpoints.test_encoders import source
-from tests.interop.test_full_attention import transformer
-from tests.reference import fairseq_linformer as official
+from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_tokenizer
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 29,
+}
+OWN = SIZES | {"vocab_size": 53, "max_position_embeddings": 37, "projected_dim": 7, "sliding_window": 6}
 
 
 def said(capsys, *words: object) -> str:
@@ -39,91 +48,82 @@ def said(capsys, *words: object) -> str:
     return capsys.readouterr().out
 
 
-def test_a_folder_with_its_tokenizer(tmp_path, capsys):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
+def source(class_name: str, folder: Path, **fields: object) -> PreTrainedModel:
+    """A model of transformers with random weights, saved."""
+    model_class = getattr(transformers, class_name)
+    config = model_class.config_class(**SIZES, max_position_embeddings=37, num_labels=3, **fields)
+    model = randomise(model_class(config)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_model_of_this_package_made_longer(tmp_path, capsys):
+    """In mode extend texts of the old length keep their outputs; the tokenizer and the files belong to the new one."""
+    for kind in (LinformerForMaskedLM, LinformerForCausalLM, LinformerModel):
+        own = {"causal": True, "projection": "mean_pool"} if kind is LinformerForCausalLM else {}
+        short = randomise(kind(LinformerConfig(**OWN, **own))).eval()
+        short.save_pretrained(tmp_path / f"short-{kind.__name__}")
+        save_tokenizer(tmp_path / f"short-{kind.__name__}")
+        pad_always(tmp_path / f"short-{kind.__name__}", 11)
+        longer = tmp_path / f"longer-{kind.__name__}"
+        places = (tmp_path / f"short-{kind.__name__}", longer)
+        assert f"{kind.__name__}, " in (out := said(capsys, "resize", *places, "--max_position_embeddings", 74))
+        assert "n 74, k " in out and "untrained" not in out
+        model, ids = kind.from_pretrained(longer).eval(), torch.randint(5, 53, (2, 31))
+        assert torch.equal(model(ids)[0], short(ids)[0]) and model(torch.full((1, 74), 5))[0].isfinite().all()
+        tokenizer = AutoTokenizer.from_pretrained(longer)
+        assert tokenizer.model_max_length == 74 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+        assert encoded_lengths(longer, "w7", "w7 " * 99) == [1, 74]
+        assert damage(longer) is None and (longer / "manifest.json").exists()
+    assert len([*tmp_path.iterdir()]) == 6
+
+
+def test_a_transformer_of_this_package_interpolated(tmp_path, capsys):
+    randomise(LinformerForMaskedLM(LinformerConfig(**OWN | {"attention": "full"}))).save_pretrained(tmp_path / "short")
+    options = ("--max_position_embeddings", 23, "--resize_mode", "interpolate")
+    out = said(capsys, "resize", tmp_path / "short", tmp_path / "other", *options)
+    assert "n 23, full attention" in out and "No tokenizer: the source has none." in out
+    assert LinformerForMaskedLM.from_pretrained(tmp_path / "other").longest_sequence == 23
+
+
+def test_a_linear_embedder_made_longer(tmp_path, capsys):
+    """Texts of the old length keep their outputs, and the pooling is kept, with the new limit of tokens."""
+    source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
-    pad_always(tmp_path / "theirs", 11)
-    options = ["--projected_dim", "7", "--sharing", "layerwise", "--sliding_window", "4"]
-    out = said(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", *options)
-    assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out and "Weights of the" not in out
-    assert "1 matrices E and F (linear). They are untrained" in out
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
-    assert (model.config.sharing, model.config.sliding_window) == ("layerwise", 4)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
-    assert encoded_lengths(tmp_path / "ours", "w7", "w7 " * 99) == [1, 37]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
-    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
-
-
-def test_a_transformer_of_this_package(tmp_path, capsys):
-    transformer(tmp_path / "theirs", vocab_size=53)
-    save_tokenizer(tmp_path / "theirs")
-    arguments = ["--projected_dim", "7", "--max_position_embeddings", "62", "--resize_mode", "interpolate"]
-    assert "n 62, k 7" in said(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", *arguments)
-    assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 62
-    assert damage(tmp_path / "ours") is None
-    main(["convert", str(tmp_path / "ours"), str(tmp_path / "longer"), "--max_position_embeddings", "124"])
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "longer")
-    assert (model.config.max_position_embeddings, model.config.projected_dim) == (124, 7)
-    assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 124
-
-
-def test_a_fairseq_file(tmp_path, capsys):
-    content = official.checkpoint("headwise")
-    torch.save(content, tmp_path / "model.pt")
-    save_tokenizer(tmp_path / "words")
-    out = tmp_path / "below" / "ours"
-    assert "untrained" not in said(capsys, "convert", tmp_path / "model.pt", out, "--tokenizer", tmp_path / "words")
-    model = AutoModelForMaskedLM.from_pretrained(out)
-    tokens = torch.randint(5, official.VOCAB, (2, 13))
-    expected = official.masked_lm_logits(content["model"], tokens)
-    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    encoder = Transformer(str(tmp_path / "theirs"))
+    modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "linear"), "--projected_dim", "7"])
+    out = said(capsys, "resize", tmp_path / "linear", tmp_path / "longer", "--max_position_embeddings", "74")
+    assert "n 74, k 7" in out and "untrained" not in out
+    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
+    ids = torch.randint(5, 53, (2, 31))
+    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
+    loaded = SentenceTransformer(str(tmp_path / "longer"), device="cpu", local_files_only=True)
+    assert loaded.max_seq_length == 74 and loaded[1].pooling_mode == "cls"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "OUT"], "model: expected a pretrained encoder, got nowhere, which is no folder here; "),
-        (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
-        (["FILE", "OUT", "--sharing", "none"], "sharing: expected none for a model that determines it, got 'none'"),
-        (["FILE", "OUT", "--sharing", "headwise"], "sharing: expected none for a model that determines it, got 'head"),
-        (
-            ["LINEAR", "OUT", "--max_position_embeddings", "99", "--attention", "linformer"],
-            "attention: expected none for a model that determines it, got 'linformer'",
-        ),
-        (["SOURCE", "OUT", "--attention", "full", "--sliding_window", "0"], "sliding_window: expected none with full"),
-        (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
-        (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
-        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
-        (["LINEAR", "OUT"], "model: expected a model with full attention, got a Linformer in"),
+        (["nowhere", "OUT", 99], "model: expected a pretrained encoder, got nowhere, which is no folder here; "),
+        (["LINEAR", "LINEAR", 99], "out: expected a new or empty folder, got"),
+        (["THEIRS", "OUT", 99], "model: expected a model of this package, or a linear encoder (`linformer linearize` "),
+        (["LINEAR", "OUT", 5], "max_position_embeddings: expected at least 37 for mode extend, got 5"),
+        (["LINEAR", "OUT", 0], "max_position_embeddings: expected greater than or equal to 1, got 0"),
+        (["BROKEN", "OUT", 99], "tokenizer: expected a tokenizer, got"),
+        (["LARGE", "OUT", 99], "tokenizer: expected at most 53 tokens, got 54"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
-    source("BertForMaskedLM", tmp_path / "SOURCE")
-    source("BertForMaskedLM", tmp_path / "BROKEN")
-    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
-    transformer(tmp_path / "LINEAR", attention="linformer", projected_dim=7)
+    source("BertForMaskedLM", tmp_path / "THEIRS")
+    for name in ("LINEAR", "BROKEN", "LARGE"):
+        LinformerModel(LinformerConfig(**OWN)).save_pretrained(tmp_path / name)
     (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
-    torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
     save_tokenizer(tmp_path / "LARGE", 54)
-    places = [str(tmp_path / name) if name.isupper() else name for name in arguments]
-    assert message in fail_last_line(capsys, "convert", *places).splitlines()[-1]
-    assert not (tmp_path / "OUT").exists()
-
-
-def test_what_is_left_out_is_named(tmp_path, capsys):
-    source("BertForPreTraining", tmp_path / "bert")
-    main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
-    told = "Weights of the source that are not in the result: "
-    out = capsys.readouterr().out
-    assert f"{told}bert.pooler.dense, cls.seq_relationship\n" in out
-    assert "No tokenizer: the source has none." in out
-    content = official.checkpoint("headwise", classification_head="imdb")
-    torch.save(content, tmp_path / "model.pt")
-    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
-    heads = [f"classification_heads.imdb.{name}" for name in ("dense", "out_proj")]
-    assert f"{told}{', '.join(heads)}\n" in capsys.readouterr().out
+    places = [str(tmp_path / name) if name.isupper() else name for name in arguments[:2]]
+    error = fail_last_line(capsys, "resize", *places, "--max_position_embeddings", arguments[2])
+    assert message in error.splitlines()[-1] and not (tmp_path / "OUT").exists()
 
 
 def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
@@ -131,11 +131,12 @@ def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
-    source("BertModel", tmp_path / "theirs")
+    LinformerModel(LinformerConfig(**OWN)).save_pretrained(tmp_path / "short")
     monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
+    places = {"model": str(tmp_path / "short"), "out": str(tmp_path / "longer")}
     with pytest.raises(KeyboardInterrupt):
-        convert.main(ConvertSettings(model=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
-    assert {path.name for path in tmp_path.iterdir()} == {"theirs"}
+        convert.main(ResizeSettings(**places, max_position_embeddings=62))
+    assert {path.name for path in tmp_path.iterdir()} == {"short"}
 
 
 def test_linearize(tmp_path, capsys):
@@ -155,32 +156,19 @@ def test_linearize(tmp_path, capsys):
     assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "limit", "embeds"),
-    [
-        ("linearize", ["--max_position_embeddings", "74"], 74, True),
-        ("convert", ["--attention", "full"], 13, True),
-        ("convert", [], 13, False),
-    ],
-)
-def test_only_an_embedder_keeps_how_texts_are_embedded(command, options, limit, embeds, tmp_path, caplog):
-    """The limit of tokens stays; a model with untrained E and F is none, and `embed` says so."""
+@pytest.mark.parametrize(("options", "limit"), [(["--max_position_embeddings", "74"], 74), ([], 13)])
+def test_how_texts_are_embedded_is_kept(options, limit, tmp_path, caplog):
+    """The limit of tokens stays, unless the length is new."""
     source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     encoder = Transformer(str(tmp_path / "theirs"), max_seq_length=13)
     modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
     prompts = {"query": "w9 "}
     SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "theirs"))
-    main([command, str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
-    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
-    (tmp_path / "texts.txt").write_text("w7 w9\n")
-    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npy"))])
-    assert ("a plain encoder" in caplog.text) != embeds
-    untrained = "E and F were never trained: the embeddings mean nothing yet" in caplog.text
-    left_out = "theirs: not in the result: Pooling, Normalize, prompts" in caplog.text
-    assert untrained == left_out == (not embeds)
+    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    assert damage(tmp_path / "ours") is None and "not in the result" not in caplog.text
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
-    assert loaded.max_seq_length == limit
+    assert loaded.max_seq_length == limit and loaded.prompts["query"] == "w9 "
 
 
 def test_linearize_a_model_of_images(tmp_path, capsys):
@@ -195,12 +183,11 @@ def test_linearize_a_model_of_images(tmp_path, capsys):
     assert (tmp_path / "ours" / "preprocessor_config.json").exists()
 
 
-@pytest.mark.parametrize("command", ["convert", "linearize"])
-def test_the_head_of_a_setfit_folder_is_named(command, tmp_path, caplog):
+def test_the_head_of_a_setfit_folder_is_named(tmp_path, caplog):
     source("BertModel", tmp_path / "theirs")
     (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
     (tmp_path / "theirs" / "model_head.pkl").write_bytes(b"")
-    main([command, str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     assert "theirs: not in the result: model_head.pkl" in caplog.text
 
 
@@ -245,24 +232,12 @@ def test_linearize_rejects(tmp_path, capsys):
     source("BertModel", tmp_path / "bert")
     main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear")])
     capsys.readouterr()
-    longer = ["--max_position_embeddings", 4096, "--adapter", "all-MiniLM-L6-v2-4096"]
-    for options in ([], longer):
+    longer = ["--max_position_embeddings", 4096]
+    for options in ([], longer, [*longer, "--adapter", "all-MiniLM-L6-v2-4096"]):
         error = fail(capsys, "linearize", tmp_path / "linear", tmp_path / "ours", *options)
-        assert "model: expected one with full attention" in error
-    assert "model: expected one with full attention, got LinearBertModel, which is a Linformer" in error
-    transformer(tmp_path / "full", attention=["full", "full"])
-    error = fail(capsys, "linearize", tmp_path / "full", tmp_path / "ours")
-    assert "k 7" in said(capsys, "convert", tmp_path / "full", tmp_path / "ours", "--projected_dim", 7)
-    assert error.endswith("LinformerForMaskedLM of this package; `linformer convert` makes it linear")
-
-
-def test_a_linear_one_made_longer(tmp_path, capsys):
-    source("BertModel", tmp_path / "bert")
-    main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear"), "--projected_dim", "7"])
-    out = said(capsys, "linearize", tmp_path / "linear", tmp_path / "longer", "--max_position_embeddings", "74")
-    assert "n 74, k 7" in out and "untrained" not in out.partition("n 74")[2]
-    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
-    ids = torch.randint(5, 53, (2, 31))
-    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
-    error = fail(capsys, "linearize", tmp_path / "longer", tmp_path / "no", "--max_position_embeddings", "5")
-    assert "max_position_embeddings: expected at least 74 for mode extend, got 5" in error
+        assert (
+            "model: expected one with full attention, got LinearBertModel, which is a Linformer (`linformer re" in error
+        )
+    LinformerModel(LinformerConfig(**OWN | {"attention": "full"})).save_pretrained(tmp_path / "full")
+    error = fail_last_line(capsys, "linearize", tmp_path / "full", tmp_path / "ours")
+    assert error.endswith('LinformerModel of this package; from_pretrained(…, attention="linformer") makes it linear')

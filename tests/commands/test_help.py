@@ -67,7 +67,6 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
     [
         *((name, "", f"usage: linformer {name} {usage}[options]") for name, usage in USAGE.items()),
         ("distill", "--projection", "[default: mean_pool]"),
-        ("convert", "--projection", "[default: linear]"),
         ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
         ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
         ("pretrain", "--adam_beta1", "AdamW's decay of the first moment. [default: 0.9]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings
 from linformer_kit import InputError
-from linformer_kit.data.labelled import Columns, Example, Labels, as_examples, labels_of, load_labelled, load_measured
+from linformer_kit.data.labelled import (
+    Columns,
+    Example,
+    Labels,
+    as_examples,
+    labels_of,
+    load_labelled,
+    load_measured,
+    remarks,
+    sample,
+)
+from linformer_kit.report.classification import texts_table
 
 
 def settings(**fields: object) -> FinetuneSettings:
@@ -40,7 +52,35 @@ def test_a_part_of_the_texts_is_held_out_and_equal_texts_stay_together(tmp_path)
     assert 8 <= len(texts.validation) <= 24
     assert not {text.text for text in texts.train} & {text.text for text in texts.validation}
     again = load_labelled(settings(train_file=[path], validation_fraction=0.2))
-    assert again == texts
+    assert again == texts and again.fingerprint() == texts.fingerprint()
+    other = [replace(texts.validation[0], text="other"), *texts.validation[1:]]
+    changed = (replace(texts, validation=other), replace(texts, labels=Labels(("b", "a"))))
+    assert len({each.fingerprint() for each in (texts, *changed)}) == 3, "a resumed run sees what was changed"
+
+
+def test_a_text_of_each_class_is_learnt(tmp_path, caplog):
+    """Also of a class with one text, of a class of few, and of those that only lists of several have."""
+    rows = [f"text {n},{'ab'[n % 2]}" for n in range(200)] + [f"rare {n},r{n}" for n in range(9)]
+    path = write(tmp_path / "t.csv", "\n".join(["text,label", *rows]))
+    fields = {"train_file": [path], "validation_fraction": 0.5}
+    for few, lost in ((None, False), (11, False), (10, True)):
+        caplog.clear()
+        texts = load_labelled(settings(**fields, max_train_samples=few))
+        assert (len({text.values for text in texts.train}) < 11) == lost
+        assert ("no text is left of the classes" in caplog.text) == lost
+        assert len(texts.train) == (few or len(texts.train)) and len(texts.validation) > 90
+    several = examples(*[["a"]] * 30, ["a", "b"], [])
+    assert {value for text in sample(several, 2) for value in text.values} == {"a", "b"}
+
+
+def test_doubtful_names_of_classes_are_pointed_out():
+    found = remarks(["unittest", "Unittest", "N/A", "TRUE", "true", "True", "None of it"])
+    assert found["Unittest"] == "differs from 'unittest' in capitals alone"
+    assert found["TRUE"] == "differs from 'true', 'True' in capitals alone"
+    assert set(found) == {"unittest", "Unittest", "N/A", "TRUE", "true", "True"}
+    lines = texts_table(["a", "N/A", "c"], [12, 3, 0], [1, 0, 0], remarks(["a", "N/A", "c"]))
+    assert lines[2:] == ["| `a` | 12 | 1 |  |", "| `N/A` | 3 | 0 | few, a class, or a missing one? |",
+                         "| `c` | 0 | 0 | no text to learn from |"]  # fmt: skip
 
 
 def test_a_data_set_as_on_the_hub(tmp_path):
@@ -66,7 +106,7 @@ def test_classes_of_the_hub_have_the_names_of_the_data_set(tmp_path):
         Dataset.from_dict(rows, features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
     assert load_labelled(settings(dataset_name=str(tmp_path / "hub"))).labels.names == ("neg", "pos")
     asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
-    with pytest.raises(InputError, match=r"hub test row 1: no class in 'label'; expected one$"):
+    with pytest.raises(InputError, match=r"got 1 of 1 rows without one: .*hub test row 1; "):
         load_measured(asked, Columns("text"))
 
 
@@ -107,7 +147,7 @@ def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
     path = write(tmp_path / "v.csv", "body,class\nx,yes\ny,no\n")
     asked = EvaluateSettings(model="none", validation_file=[path], text_column="body", label_column="class")
     labels = Labels(("no", "yes"))
-    texts, columns = load_measured(asked, Columns("text"))
+    texts, _, columns = load_measured(asked, Columns("text"))
     assert [labels.target(example, column="class") for example in texts] == [1, 0]
     assert (columns.text, columns.label) == ("body", "class")
 
@@ -133,16 +173,27 @@ def test_classes_are_numbered_in_their_order(values, names, targets):
     assert [labels.target(text, column="label") for text in texts] == targets
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), "nan", " ", "<NA>"])
+def test_rows_without_a_class_are_counted_and_named(missing, caplog):
+    rows = [(f"t line {n}", {"text": "x", "label": missing if n % 2 else "a"}) for n in range(2, 12)]
+    got = "label_column 'label': expected a class in each row, got 5 of 10 rows without one: t line 3, t line 5, t line 7, …"
+    with pytest.raises(InputError, match=f"^{re.escape(got)}; --skip_unlabelled leaves them out$"):
+        as_examples(rows, Columns("text"))
+    assert len(as_examples(rows, Columns("text"), skip_unlabelled=True)) == 5
+    assert "left out 5 of 10 rows without one: t line 3, t line 5, t line 7, …" in caplog.text
+
+
 FRACTIONS = (1.5, "0.73", "-.5", "1,5", "1e-05", "2.5E+3")
 PRINTED = ("['a', 'b']", "('a', 'b')", "('a',)", "{'a'}", "[a, b]", "{a,b}", "(1, 2)", "[]", "()", "set()")
-PRINTED += ("array(['a'], dtype=object)", "frozenset({'a'})", '{"a": 1}')
+VALUES = ("np.str_('pos')", "tensor(1)", "b'pos'", "np.int64(1)", "tensor(1, device='cuda:0')", "np.True_", 'b"x"')
+PRINTED += ("np.array(['a'])", "array(['a'], dtype=object)", "frozenset({'a'})", '{"a": 1}')
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["a", float("nan")], "t line 3: no class in 'label'; expected one"),
-        (["a", "nan"], "t line 3: no class in 'label'; expected one"),
+        ([["a", "nan"]], "t line 2: no class in 'label'; expected one"),
+        *((["a", value], f"t line 3: 'label' is {value!r}, a value as a library prints it; expected the class itself") for value in VALUES),
         (["a", True, {}], "t line 4: 'label' is dict; expected a class, as text or a whole number"),
         *((["a", value], f"t line 3: 'label' is {value}, a number with a fraction; expected a class, as text or a whole") for value in FRACTIONS),
         (["a", ["b"]], "t line 3: 'label' is a list; expected one class as in t line 2"),

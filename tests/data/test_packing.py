@@ -12,6 +12,7 @@ import torch
 
 from linformer_cli.errors import InputError
 from linformer_kit.data import packing
+from linformer_kit.data.corpus import Side
 from linformer_kit.data.packing import BlockMasker, MaskedBlocks, pack, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 
@@ -19,9 +20,8 @@ SEQ_LEN = 13
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(31)] + ["x" * 211]
 
 
-@pytest.fixture
-def documents():
-    return datasets.Dataset.from_dict({"text": TEXTS})
+def side(texts=TEXTS, key="k"):
+    return Side(datasets.Dataset.from_dict({"text": texts}), key)
 
 
 def reference(texts, tokenizer, seq_len=SEQ_LEN):
@@ -32,35 +32,36 @@ def reference(texts, tokenizer, seq_len=SEQ_LEN):
 
 
 @pytest.mark.parametrize("batch", [1, 1 << 22])
-def test_blocks_are_the_stream_cut_with_a_start_each(documents, tokenizer, tmp_path, monkeypatch, batch):
+def test_blocks_are_the_stream_cut_with_a_start_each(tokenizer, tmp_path, monkeypatch, batch):
     monkeypatch.setattr(packing, "_TOKENISED_CHARACTERS", batch)
-    blocks = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path / "new", key="k", description="d")
+    blocks = pack(side(), tokenizer, seq_len=SEQ_LEN, cache=tmp_path / "new", description="d")
     assert blocks["input_ids"][:] == reference(TEXTS, tokenizer)
     assert blocks.features == {"input_ids": datasets.List(datasets.Value("int32"), length=SEQ_LEN)}
     assert len(blocks.cache_files) == 1
 
 
-def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch):
-    first = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+def test_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
+    first = pack(side(), tokenizer, seq_len=SEQ_LEN, cache=tmp_path, description="d")
     monkeypatch.setattr(type(tokenizer), "__call__", None)
-    second = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    second = pack(side(), tokenizer, seq_len=SEQ_LEN, cache=tmp_path, description="d")
     assert first["input_ids"][:] == second["input_ids"][:]
     other = train_tokenizer(TEXTS, vocab_size=283, max_length=67)
     with pytest.raises(TypeError):
-        pack(documents, other, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
-    for changed in ({"key": "other"}, {"seq_len": 11}):
-        arguments = {"seq_len": SEQ_LEN, "key": "k", **changed}
+        pack(side(), other, seq_len=SEQ_LEN, cache=tmp_path, description="d")
+    for text, seq_len in ((side(key="other"), SEQ_LEN), (side(), 11)):
         with pytest.raises(TypeError):
-            pack(documents, tokenizer, cache=tmp_path, description="d", **arguments)
+            pack(text, tokenizer, seq_len=seq_len, cache=tmp_path, description="d")
 
 
 def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
-    documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})
-    message = "notes.txt: expected at least 6 tokens for one sequence of max_position_embeddings 7, got fewer"
+    text = side(["ab", "c"])
+    message = (
+        "notes.txt: expected at least 6 tokens for one sequence of max_position_embeddings 7, got fewer; give more text"
+    )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        pack(documents, tokenizer, seq_len=7, cache=tmp_path, key="k", description="notes.txt")
+        pack(text, tokenizer, seq_len=7, cache=tmp_path, description="notes.txt")
     assert list(tmp_path.iterdir()) == []
-    assert len(pack(documents, tokenizer, seq_len=6, cache=tmp_path, key="k", description="notes.txt")) == 1
+    assert len(pack(text, tokenizer, seq_len=6, cache=tmp_path, description="notes.txt")) == 1
 
 
 # Masks -----------------------------------------------------------------------------------------------------------------

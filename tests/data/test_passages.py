@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
+from linformer_cli.settings import DistillSettings
 from linformer_kit.data.packing import BlockMasker
-from linformer_kit.data.passages import Passages, Texts, passage_keys, split_sentences
+from linformer_kit.data.passages import Passages, Texts, load_inputs, passage_keys, split_sentences
 from linformer_kit.data.tokenizer import Encoder, train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
@@ -56,6 +57,26 @@ def test_a_function_of_seed_epoch_and_number(documents, encoder):
     assert [one[key] for key in keys] != [other[key] for key in keys]
     half = len(keys) // 2
     assert [one[key] for key in keys[:half]] != [one[key] for key in keys[half:]]
+
+
+def test_blank_texts_are_nothing_to_learn_from(tmp_path, encoder):
+    """Of lines as of rows of a table; a pair needs one text."""
+    (tmp_path / "lines.txt").write_text("one\n\n \ntwo\nthree\n")
+    (tmp_path / "rows.csv").write_text('text,second\none,""\n" "," "\n"",two\nthree,four\n')
+    for name, column, expected in (
+        ("lines.txt", None, ["one", "two", "three"]),
+        ("rows.csv", "second", ["one", "two", "threefour"]),
+    ):
+        settings = DistillSettings(
+            model="m",
+            train_file=[str(tmp_path / name)],
+            text_pair_column=column,
+            document="line",
+            validation_fraction=0.3,
+        )
+        inputs = load_inputs(settings, encoder, packing=False, masked=False)
+        windows = [*(inputs.train[0, index, LONGEST] for index in range(len(inputs.train))), *inputs.validation]
+        assert sorted(" ".join(text_of(window, encoder).split()) for window in windows) == sorted(expected)
 
 
 def test_hidden_tokens(documents, encoder):

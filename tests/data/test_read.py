@@ -16,7 +16,7 @@ import pytest
 
 from linformer_cli.errors import InputError
 from linformer_kit.data.files import find_files, text_files
-from linformer_kit.data.read import load_hub, read_documents
+from linformer_kit.data.read import TextColumns, load_hub, read_documents, read_inputs
 
 NOTES = "\n one\n two\n\n \n\nthree\n"
 
@@ -31,8 +31,11 @@ def write(path, content):
 
 
 def test_a_text_file_is_one_document_or_one_for_each_line(tmp_path):
+    """Blank ones are no text to train on, but are there where each has an output."""
     path = write(tmp_path / "notes.txt", NOTES)
     assert read(path) == [NOTES] and read(path, "line") == [" one", " two", "three"]
+    lines = [text for text, _ in read_inputs([path], TextColumns("text"), document="line")]
+    assert lines == ["", " one", " two", "", " ", "", "three"]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +149,23 @@ def test_nesting_too_deep_for_python(tmp_path):
         read(write(tmp_path / "a.jsonl", "[" * 100_000))
 
 
-def test_files_folders_and_globs_together_give_each_file_once(tmp_path):
+def test_files_are_in_the_order_of_their_patterns(tmp_path, caplog):
+    """Sorted within a folder or glob; to train on, each once, which is said, else as often as named."""
     for name in ["b.txt", "deep/er/a.MD", "deep/c.jsonl", "deep/picture.png", ".hidden/d.txt", "[e].txt", "[f]/f.py"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write(tmp_path / name, "x")
     names = ("deep", "**/*.jsonl", "b.txt", "[e].txt", "deep/../b.txt", "[f]")
-    paths = find_files([str(tmp_path / name) for name in names], field="train_file")
-    assert [path.name for path in paths] == ["[e].txt", "f.py", "b.txt", "c.jsonl", "a.MD"]
+    patterns = [str(tmp_path / name) for name in names]
+    caplog.set_level("INFO")
+    paths = find_files(patterns, field="train_file")
+    assert [path.name for path in paths] == ["c.jsonl", "a.MD", "b.txt", "[e].txt", "f.py"]
+    assert caplog.messages == ["train_file: 2 files are named more than once, and read once"]
+    paths = find_files(patterns, field="file", repeated=True)
+    assert [path.name for path in paths] == ["c.jsonl", "a.MD", "c.jsonl", "b.txt", "[e].txt", "b.txt", "f.py"]
+    assert (
+        len(find_files([str(tmp_path / "**/**/*.jsonl")], field="file", repeated=True)) == 1
+        and len(caplog.messages) == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError
+from linformer_cli.settings import ModelSettings, PretrainSettings
+from linformer_kit.data import packing
 from linformer_kit.data.tokenizer import (
     Encoder,
     end_token_id,
@@ -42,6 +44,19 @@ def test_special_tokens_have_the_ids_of_roberta(tokenizer):
     assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
     assert tokenizer.all_special_ids == [0, 2, 3, 1, 4]
     assert (start_token_id(tokenizer), end_token_id(tokenizer), tokenizer.pad_token_id) == (0, 2, 1)
+
+
+def test_a_trained_tokenizer_is_cached_until_training_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"a text with the number {number} " * 7)
+    numbers = dict.fromkeys(("per_device_train_batch_size", "max_steps", "eval_steps", "save_steps"), 1)
+    asked = {"train_file": [str(tmp_path / "*.txt")], "learning_rate": 1e-3, "warmup_steps": 0, **numbers}
+    sizes = ModelSettings(vocab_size=270, max_position_embeddings=17)
+    for version, trained in ((1, 1), (1, 1), (2, 2)):
+        monkeypatch.setattr(packing, "TRAINING_VERSION", version)
+        packing.load_masked_text(PretrainSettings(model=sizes, **asked))
+        assert len(list((tmp_path / "cache" / "linformer_kit" / "tokenizers").iterdir())) == trained
 
 
 @settings(max_examples=30)

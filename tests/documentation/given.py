@@ -113,10 +113,6 @@ def _linformer(folder: Path, **fields: object) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _transformer(folder: Path) -> None:
-    _linformer(folder, attention="full")
-
-
 def _classifier(folder: Path) -> None:
     """The model that an earlier page fine-tunes."""
     _encoder("RobertaForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})(folder)
@@ -137,10 +133,8 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     ),
     "distilbert/distilroberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
     "sentence-transformers/all-MiniLM-L6-v2": _minilm,
-    "my-bert": _encoder("BertForPreTraining"),
     "linformer_roberta_base.pt": _fairseq,
     "my-model": _linformer,
-    "my-transformer": _transformer,
     "my-classifier": _classifier,
     "articles": _articles,
     "articles.jsonl": _articles_in_lines,

@@ -48,10 +48,8 @@ GIVEN = {
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
-    "paper.md": ("FacebookAI/roberta-base", "articles"),
     "pretraining.md": (
-        "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "my-bert", "my-transformer",
-        "linformer_roberta_base.pt",
+        "FacebookAI/roberta-base", "notes", "articles", "corpus.parquet", "linformer_roberta_base.pt",
     ),
     "quickstart.md": ("sentence-transformers/all-MiniLM-L6-v2",),
     "training.md": ("notes",),
@@ -69,7 +67,6 @@ OPTIONS = {
         "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --max_eval_samples 4 "
         "--per_device_train_batch_size 2"
     ),
-    "linformer spectrum": "--samples 2",
     "linformer bench": (
         "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --lengths 32 --projected_dims 8 "
         "--tokens 64 --num_hidden_layers 1"

@@ -18,6 +18,8 @@ from tests.conftest import SIZES, randomise, save_tokenizer
 LENGTH = SIZES["max_position_embeddings"]
 SMALL = {name: size for name, size in SIZES.items() if name != "projected_dim"}
 BERT_SIZES = {**SMALL, "vocab_size": 53, "num_hidden_layers": 1}
+MODERN_SIZES = {**BERT_SIZES, "hidden_size": 36, "local_attention": 7, "pad_token_id": 1}
+MODERN_SIZES |= {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 TEXTS = ["w7 w9 w11 w13 w17", "w19 w23", "w29"]
 
 
@@ -48,5 +50,5 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     sizes = {"attention": "full", "num_hidden_layers": 1, "hidden_size": 129, "intermediate_size": 257}
     source = load(str(linformer("LinformerModel", folder / "model", **sizes)))
-    onnx_file.write_onnx(source, folder / "model.onnx")
+    onnx_file.write(source, folder / "model.onnx")
     return source, onnx_file.runner(folder / "model.onnx"), folder / "model.onnx"

@@ -237,8 +237,8 @@ def prepared(folder: Path, corpus: Path, texts: Path, encoder: Path) -> Places:
     lines.write_text("number 3 was good\nbad\n")
     commands: dict[str, Callable[[Path], list[str]]] = {
         "encoder": lambda case: ["fill-mask", str(case / "model"), "number <mask> was"],
-        "bert": lambda case: ["convert", str(case / "model"), str(case / "out")],
-        "roberta": lambda case: ["convert", str(case / "model"), str(case / "out")],
+        "bert": lambda case: ["linearize", str(case / "model"), str(case / "out")],
+        "roberta": lambda case: ["linearize", str(case / "model"), str(case / "out")],
         "classifier": lambda case: ["predict", str(case / "model"), str(lines)],
         "pretrain": lambda case: pretrain_command(corpus, case / "run", max_steps=3, save_steps=1),
         "finetune": lambda case: finetune_command(encoder, texts, case / "run", max_steps=2),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from linformer_kit.files.folders import find_checkpoint
-from linformer_kit.training import loop
+from linformer_kit.training import run as training_run
 from tests.conftest import fail_last_line
 from tests.faults.runs import pretrain_command, run_all
 
@@ -28,7 +28,7 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, capsys, monkeypa
     """Simulates a full disk: a limit on the size of files below the size of the moments."""
     limit = (run / "checkpoint-2" / "optimizer.safetensors").stat().st_size // 2
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write = loop.save_checkpoint
+    write = training_run.save_checkpoint
 
     def write_limited(folder: Path, *arguments: Any) -> None:
         if folder.name == "checkpoint-4":
@@ -38,7 +38,7 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, capsys, monkeypa
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    monkeypatch.setattr(loop, "save_checkpoint", write_limited)
+    monkeypatch.setattr(training_run, "save_checkpoint", write_limited)
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, max_steps=6, save_steps=2)
     error = fail_last_line(capsys, *command, code=1)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.folders import find_checkpoint
-from tests.faults.runs import cut_off, environment, finetune_command, pretrain_command, run_all
+from tests.faults.runs import cut_off, distill_command, environment, finetune_command, pretrain_command, run_all
 from tests.processes import free_port, rank_environment
 
 pytestmark = pytest.mark.e2e
@@ -32,11 +32,12 @@ OPTIONS: dict[str, Any] = {**SMOOTH, "logging_steps": 1}
 PRETRAIN = {"save_steps": 3, "model.sharing": "layerwise", "activation_checkpointing": "true"}
 PRETRAIN |= {"model.hidden_dropout_prob": 0.0}
 ACCUMULATED = {"gradient_accumulation_steps": 2, "model.local_convolution": 3}
+DISTILL = {"save_steps": 3, "learning_rate": 1e-2}
 SHARDED = {"fully_shard": "true"}
 
 
 @pytest.fixture(scope="module")
-def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
+def folders(corpus, encoder, texts, teacher, tmp_path_factory) -> dict[int, Path]:
     """The same trainings in one process and in two, and, in two, with a model in pieces."""
     still = encoder.parent / "still"  # the encoder without dropout
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -52,7 +53,11 @@ def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
             pretrain_command(corpus, folder / "whole", **batch, **PRETRAIN),
             pretrain_command(corpus, folder / "accumulated", **batch, **PRETRAIN, **ACCUMULATED),
             finetune_command(still, texts, folder / "finetune", **batch, **rate),
+            distill_command(teacher, corpus, folder / "distill", **batch, **DISTILL),
         ]
+        if processes == 1:  # one by one
+            parts = batch | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+            commands.append(distill_command(teacher, corpus, folder / "distilled in parts", **parts, **DISTILL))
         if processes == 2:
             commands.append(pretrain_command(corpus, folder / "pieces", **batch, **PRETRAIN, **SHARDED))
         run_all(commands, processes)
@@ -64,10 +69,15 @@ def last(folder: Path) -> Path:
     return checkpoint
 
 
-@pytest.mark.parametrize("name", ["whole", "accumulated", "finetune"])
+@pytest.mark.parametrize("name", ["whole", "accumulated", "finetune", "distill"])
 def test_two_processes_learn_what_one_learns(folders, name):
     """Parameters and losses to rounding, which the order of the sums changes; as many checkpoints, by one writer."""
     check_equal(*(last(folders[processes] / name) for processes in (1, 2)))
+
+
+def test_distillation_in_parts_learns_what_it_learns_at_once(folders):
+    """By spreads that are measured once: each part of an update has one text of another number of tokens."""
+    check_equal(*(last(folders[1] / name) for name in ("distill", "distilled in parts")))
 
 
 def test_a_model_in_pieces_learns_what_a_whole_one_learns(folders):

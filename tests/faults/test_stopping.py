@@ -18,7 +18,7 @@ from linformer_cli.errors import Stopped
 from linformer_kit.files import stopping
 from linformer_kit.files.folders import find_checkpoint
 from linformer_kit.files.stopping import ignore_signals, stop_requests
-from linformer_kit.training.loop import Training
+from linformer_kit.training.run import Run
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,7 @@ def stopped(monkeypatch, capsys):
 
     def run(command: list[str], number: signal.Signals, method: str, call: int) -> str:
         calls = 0
-        real = getattr(Training, method)
+        real = getattr(Run, method)
 
         def signalled(self, *arguments, **named):
             nonlocal calls
@@ -44,7 +44,7 @@ def stopped(monkeypatch, capsys):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
         capsys.readouterr()
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
-            patch.setattr(Training, method, signalled)
+            patch.setattr(Run, method, signalled)
             main(command)
         assert exit_.value.code == CODES[number]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "handlers are as they were"

@@ -12,7 +12,7 @@ import pytest
 from linformer_kit import InputError
 from linformer_kit.files import manifest, writing
 from linformer_kit.files.folders import find_checkpoint, recover_checkpoints
-from linformer_kit.files.manifest import damage, read_json, write_manifest
+from linformer_kit.files.manifest import damage, fingerprint, read_json, write_manifest
 from linformer_kit.files.writing import whole_folder
 
 
@@ -115,3 +115,12 @@ def test_json_that_is_none_is_rejected(content, message, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'run.json'))}: {message}"):
         read_json(tmp_path / "run.json")
+
+
+def test_a_fingerprint_is_of_values_in_their_order_and_of_the_contents_of_files(tmp_path):
+    first, copy, other = (tmp_path / name for name in ("first", "copy", "other"))
+    for path, text in ((first, "x"), (copy, "x"), (other, "y")):
+        path.write_text(text)
+    assert fingerprint(1, ["a", first]) == fingerprint(1, ("a", copy)) != fingerprint(1, ["a", other])
+    parts = [("ab",), ("a", "b"), ("b", "a"), (["a", "b"],), (iter("ab"),), (iter(()), iter("ab"))]
+    assert len({fingerprint(*each) for each in parts}) == len(parts)

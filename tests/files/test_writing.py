@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from linformer_cli.errors import InputError, machine_failure
 from linformer_cli.outputs import check_new_folder, check_writable
 from linformer_kit.files.folders import check_output_dir, open_output_dir
-from linformer_kit.files.writing import whole_folder, write_whole
+from linformer_kit.files.writing import whole_file, whole_folder, write_whole
 
 
 def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -66,7 +67,7 @@ def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
+def test_of_two_that_write_one_folder_one_does(tmp_path):
     existing, new = tmp_path / "existing", tmp_path / "new"
     message = "expected a new or empty folder, got one that another process has written to$"
     existing.mkdir()
@@ -74,10 +75,8 @@ def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=message), whole_folder(existing):
             pass
         (part / "one").touch()
-    with pytest.raises(InputError, match=message), whole_folder(new):
-        monkeypatch.setattr(os, "getpid", lambda: -1)  # another process, which is done first
-        with whole_folder(new) as part:
-            (part / "one").touch()
+    with pytest.raises(InputError, match=message), whole_folder(new), whole_folder(new) as part:
+        (part / "one").touch()
     for folder in (existing, new):
         with pytest.raises(InputError, match=message), whole_folder(folder):
             pass
@@ -85,12 +84,15 @@ def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["existing", "new"]
 
 
-def test_what_a_killed_process_of_the_same_number_leaves_is_no_obstacle(tmp_path):
-    """In containers all processes have the same few numbers."""
-    (tmp_path / f".new.{os.getpid()}.part").mkdir()
-    with whole_folder(tmp_path / "new") as part:
-        (part / "one").touch()
-    assert os.listdir(tmp_path) == ["new"] and os.listdir(tmp_path / "new") == ["one"]
+def test_threads_of_one_process_do_not_share_a_temporary_file(tmp_path):
+    """One begins and ends in the midst of another's writing."""
+    path = tmp_path / "run.json"
+    with whole_file(path) as slow:
+        slow.write_text("slow")
+        with ThreadPoolExecutor() as threads:
+            threads.submit(write_whole, path, "quick").result()
+        assert path.read_text() == "quick" and slow.read_text() == "slow"
+    assert path.read_text() == "slow" and os.listdir(tmp_path) == ["run.json"]
 
 
 # Folders for results: rejected before the work if they are not writable ------------------------------------------------
@@ -103,9 +105,9 @@ def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("nowhere")
     message = r"^output_dir: expected a folder, got the file (runs|link)$"
     with pytest.raises(InputError, match=message):
-        check_output_dir(output_dir, resume=False, overwrite=False)
+        check_output_dir(output_dir, resume=False)
     with pytest.raises(InputError, match=message):
-        open_output_dir(output_dir, command="bench", overwrite=False)
+        open_output_dir(output_dir, command="bench")
 
 
 def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
@@ -113,16 +115,18 @@ def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path / "new" / "one"), resume=False, overwrite=False)
+        check_output_dir(str(tmp_path / "new" / "one"), resume=False)
 
 
 def test_a_new_folder_is_new_or_empty(tmp_path):
     assert check_new_folder("folder", str(tmp_path / "new")) == tmp_path / "new"
+    (tmp_path / ".lock").touch()  # of a process that was killed before it wrote anything else
     assert check_new_folder("folder", str(tmp_path)) == tmp_path
     (tmp_path / "notes.txt").write_text("mine")
-    for path in (tmp_path, tmp_path / "notes.txt"):
-        message = f"folder: expected a new or empty folder, got {path}, which exists"
-        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-            check_new_folder("folder", str(path))
+    message = f"folder: expected a new or empty folder, got {tmp_path}, which is not empty"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_new_folder("folder", str(tmp_path))
+    with pytest.raises(InputError, match=r"^folder: expected a folder, got the file .*notes\.txt$"):
+        check_new_folder("folder", str(tmp_path / "notes.txt"))
     with pytest.raises(InputError, match=f"^folder: expected a folder, got the file {tmp_path / 'notes.txt'}$"):
         check_writable(tmp_path / "notes.txt" / "below", "folder")

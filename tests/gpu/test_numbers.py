@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, linearize
-from linformer_kit.operator.padding import padding_after
+from linformer_kit.operator.padding import real_tokens
 from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
 
@@ -147,7 +147,7 @@ def test_attention(device, projection, dtype):
         def run(attention):
             like = next(attention.parameters())
             output, weights = attention(
-                query.to(like), key.to(like), key.to(like), padding_after(lengths, key.shape[1]), need_weights=True
+                query.to(like), key.to(like), key.to(like), ~real_tokens(lengths, key.shape[1]), need_weights=True
             )
             return output.float().square().mean(), output, weights
 
@@ -164,7 +164,7 @@ def test_causal_attention(device, projection, need_weights, dtype):
     inputs = torch.randn(3, 61, 96, generator=torch.Generator().manual_seed(5)).to(dtype)
 
     def step(where):
-        real = ~padding_after(torch.tensor([61, 17, 1], device=where), 61)
+        real = real_tokens(torch.tensor([61, 17, 1], device=where), 61)
 
         def run(attention):
             x = inputs.to(next(attention.parameters()))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
+import socket
 
 import numpy as np
 import pytest
@@ -13,11 +15,14 @@ import transformers
 from safetensors.torch import load_file
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
+import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_cli.settings import EmbedSettings, PredictSettings, declare
 from linformer_kit import InputError
-from linformer_kit.inference import batches, embedder, files
-from tests.conftest import fail, fail_last_line
+from linformer_kit.files.locking import locked
+from linformer_kit.inference import batches, embed
+from linformer_kit.inference import output as outputs
+from tests.conftest import SIZES, fail, randomise, save_tokenizer
 from tests.inference.conftest import LONGEST, TEXTS, described, encoded
 
 
@@ -64,6 +69,27 @@ def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, confi
     assert expected.shape != plain.shape or np.abs(expected - plain).max() > 1e-3
 
 
+def test_e_and_f_that_were_never_trained_are_said(folder, tmp_path, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = lk.LinformerConfig(**SIZES)
+    for name, model in (("new", lk.LinformerModel(config)), ("trained", randomise(lk.LinformerModel(config)))):
+        model.save_pretrained(tmp_path / name)
+        save_tokenizer(tmp_path / name)
+        main(
+            [
+                "embed",
+                str(tmp_path / name),
+                str(folder / "texts.jsonl"),
+                "--text_column",
+                "body",
+                "--out",
+                f"{name}.npy",
+            ]
+        )
+    said = [record.args[0] for record in caplog.records if "were never trained" in record.msg]
+    assert said == [str(tmp_path / "new")]
+
+
 def test_weights_in_bfloat16(folder, tmp_path, capsys):
     output = tmp_path / "vectors.npy"
     main(command(folder, output, "--dtype", "bfloat16"))  # all computed in it, nothing in float32
@@ -85,58 +111,24 @@ def test_a_resumed_run_has_all_settings_that_change_its_output(folder, tmp_path,
 
     class Model:
         def groups(self, texts, *_):
-            yield list(texts)
+            yield batches.Outputs(np.zeros((len(list(texts)), 1)), np.zeros(1))
 
     def run(**changes):
         values = {"model": "m", "file": [str(folder / "texts.jsonl")], "out": str(tmp_path / "x.npy")} | changes
-        output = files.TextsAndOutput(Later(text_column="body", **values))
-        output.find_texts(files.TextColumns("body"), document="line")
-        output.write(Model(), {}, lambda texts, done: b"")
+        settings = Later(text_column="body", **values)
+        texts = outputs.Texts(settings, first_row=0)
+        file = outputs.Output(settings, texts)
+        texts.find(outputs.TextColumns("body"), document="line")
+        file.write(Model(), {}, lambda group, done: (b"", {}))
 
     run()
-    free = {"model", "file", "out", "resume", "overwrite", "device", "batch_size"}
+    free = {"model", "file", "out", "resume", "device", "batch_size"}
     names = {field.name for field in dataclasses.fields(Later)} - free
-    assert json.loads((tmp_path / "x.npy.run.json").read_text()).keys() == names | {"files", "texts", "bytes"}
+    progress = {field.name for field in dataclasses.fields(outputs.Progress)}
+    assert json.loads((tmp_path / "x.npy.run.json").read_text()).keys() == names | progress | {"files", "rows"}
     run(resume=True, device="cpu", batch_size=5)
     with pytest.raises(InputError, match=r"^resume: expected later as in .*x.npy.run.json, 3, got 5$"):
         run(resume=True, later=5)
-
-
-def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(batches, "_GROUP_TEXTS", 8)
-    monkeypatch.setattr(files, "_SECONDS", 0)
-    main(command(folder, tmp_path / "whole.npy"))
-    original, calls = embedder.Embedder.embed, []
-
-    def interrupted(self, texts):
-        calls.append(len(texts))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(self, texts)
-
-    output = tmp_path / "vectors.npy"
-    monkeypatch.setattr(embedder.Embedder, "embed", interrupted)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        main(command(folder, output))
-    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
-    assert "expected a new file" in fail(capsys, "embed", "/no-model", *command(folder, output)[2:])
-    main(command(folder, output, "--resume"))
-    assert calls == [8, 8, 7, 7]
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    main(command(folder, output, "--resume"))  # nothing is left
-    assert len(calls) == 4
-    record = tmp_path / "vectors.npy.run.json"
-    before = record.read_text()
-    for wrong in ("x", -5, None):
-        record.write_text(json.dumps(json.loads(before) | {"texts": wrong}))
-        message = f"resume: expected a number of texts in {record}, got {wrong!r}"
-        assert message in fail(capsys, *command(folder, output, "--resume"))
-    record.write_text(before)
-    np.save(output, np.zeros((3, 2), dtype=np.float32))
-    message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
-    assert message in fail(capsys, *command(folder, output, "--resume"))
-    main(command(folder, output, "--overwrite"))
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
 def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
@@ -153,69 +145,158 @@ def batch_by_batch(monkeypatch, at_batch=lambda number: None) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize(
-    ("options", "group", "finished"),
-    [
-        ([], 23, 8),
-        (["--pieces", "--max_length", "17"], 23, 2),
-        (["--chunk_tokens", "7"], 23, 6),
-        (["--chunk_tokens", "7"], 4, 7),  # in the second group
-    ],
-)
+def in_small_groups(monkeypatch) -> list[int]:
+    """The numbers of texts of each group, which has 101 tokens or more."""
+    monkeypatch.setattr(batches.TextModel, "_group_tokens", 101)
+    sizes, in_groups = [], batches.TextModel._in_groups
+
+    def counted(self, texts):
+        for group in in_groups(self, texts):
+            sizes.append(len(group[0]))
+            yield group
+
+    monkeypatch.setattr(batches.TextModel, "_in_groups", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("options", [[], ["--pieces", "--max_length", "17"]])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_is_asked_to_stop_saves_its_batches(
-    folder, tmp_path, monkeypatch, capsys, options, group, finished, number, code
+def test_a_run_that_is_asked_to_stop_goes_on_behind_the_last_group(
+    folder, tmp_path, monkeypatch, capsys, options, number, code
 ):
-    monkeypatch.setattr(batches, "_GROUP_TEXTS", group)
+    """The same bit for bit, and with the counts of an uninterrupted run."""
+    groups = in_small_groups(monkeypatch)
     main(command(folder, tmp_path / "whole.npy", *options))
+    said_of_all = capsys.readouterr().err.splitlines()
+    first, second, *others = groups
+    groups.clear()
     output, handler = tmp_path / "vectors.npy", signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
-        sizes = batch_by_batch(patch, lambda batch: batch == 3 and signal.raise_signal(number))
+        pad = batches.TextModel.pad
+
+        def stopped_in_the_third_group(self, windows):
+            if len(groups) == 3:
+                signal.raise_signal(number)
+            return pad(self, windows)
+
+        patch.setattr(batches.TextModel, "pad", stopped_in_the_third_group)
         main(command(folder, output, *options))
     signal.signal(signal.SIGINT, handler)
-    assert exit_.value.code == code and sizes == [2] * 4
+    done = first + second
+    assert exit_.value.code == code and groups == [first, second, others[0]] and len(others) > 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"linformer: stopped after {finished} of 23 texts; --resume goes on from text {finished + 1}"
-    with monkeypatch.context() as patch:
-        sizes = batch_by_batch(patch)
-        main(command(folder, output, *options, "--resume"))
-    assert options or sum(sizes) == 23 - 8
-    for each in tmp_path.glob("whole.npy*"):
-        if each.suffix != ".json":
-            assert each.read_bytes() == each.with_name(each.name.replace("whole", "vectors")).read_bytes()
-    assert not list(tmp_path.glob("*.npz")) and not list(tmp_path.glob("*.part"))
-
-
-def test_it_saves_at_most_every_thirty_seconds_and_its_bar_moves_with_each_batch(folder, tmp_path, monkeypatch):
-    now, saved, shown = [0.0], [], []
-    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
-    write, update = files.write_whole, batches.tqdm.update
-    monkeypatch.setattr(files, "write_whole", lambda path, text: (saved.append(now[0]), write(path, text)))
-    monkeypatch.setattr(batches.tqdm, "update", lambda bar, count=1: (shown.append(count), update(bar, count)))
-    batch_by_batch(monkeypatch, lambda batch: now.__setitem__(0, now[0] + 11))
-    main(command(folder, tmp_path / "vectors.npy"))
-    assert saved == [0, 33, 66, 99, 132, 132]  # at the start, in time, and at the end
-    assert shown == [2] * 11 + [1, 0]
-
-
-def test_what_another_run_has_saved_is_not_taken(folder, tmp_path, monkeypatch):
-    """Of a run with other settings, that did not end, by one that is killed before it saves."""
-    output, options = tmp_path / "vectors.npy", ["--max_length", "11"]
-    main(command(folder, tmp_path / "whole.npy", *options))
-    for number, more in ((signal.SIGTERM, []), (None, [*options, "--overwrite"])):
-
-        def at_batch(batch, number=number):
-            if batch == 3 and number:
-                signal.raise_signal(number)
-            if batch == 5:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            batch_by_batch(patch, at_batch)
-            main(command(folder, output, *more))
-        assert (tmp_path / "vectors.npy.batches.npz").exists()
+    assert said == f"linformer: stopped after {done} of 23 texts; --resume goes on from text {done + 1}"
+    groups.clear()
     main(command(folder, output, *options, "--resume"))
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert groups == others and output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    said = [line.replace("vectors.npy", "whole.npy") for line in capsys.readouterr().err.splitlines()]
+    assert said == said_of_all and ("truncated" in said[-1]) == (not options)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
+    """Killed in the last group; what is damaged in the record is named."""
+    groups = in_small_groups(monkeypatch)
+    main(command(folder, tmp_path / "whole.npy"))
+    every = list(groups)
+    groups.clear()
+
+    def killed(batch):
+        if len(groups) == len(every):
+            raise KeyboardInterrupt
+
+    output, record = tmp_path / "vectors.npy", tmp_path / "vectors.npy.run.json"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        batch_by_batch(patch, killed)
+        main(command(folder, output))
+    assert not output.exists() and json.loads(record.read_text())["texts"] == sum(every[:-1])
+    assert "expected a new file" in fail(capsys, "embed", "/no-model", *command(folder, output)[2:])
+    with (tmp_path / "vectors.npy.part").open("ab") as part:
+        part.write(b"what the group wrote")
+    groups.clear()
+    expected, of_groups = [], batches.TextModel.groups  # characters, from which the bar expects tokens
+
+    def run(self, texts, characters, *others):
+        expected.append(characters)
+        return of_groups(self, texts, characters, *others)
+
+    monkeypatch.setattr(batches.TextModel, "groups", run)
+    main(command(folder, output, "--resume"))
+    assert expected == [sum(1 + len(text) for text in TEXTS[-every[-1] :])]
+    assert groups == every[-1:] and output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    main(command(folder, output, "--resume"))  # nothing is left
+    assert groups == every[-1:]
+    before = record.read_text()
+    for name, wrong in (("texts", "x"), ("bytes", -5), ("truncated", None), ("counts", {"a": "b"})):
+        record.write_text(json.dumps(json.loads(before) | {name: wrong}))
+        assert f"resume: {record}: {name}" in fail(capsys, *command(folder, output, "--resume"))
+    record.write_text(before)
+    np.save(output, np.zeros((3, 2), dtype=np.float32))
+    message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
+    assert message in fail(capsys, *command(folder, output, "--resume"))
+
+
+@pytest.mark.parametrize("options", [[], ["--pieces", "--max_length", "17"]])
+def test_the_bar_counts_tokens(folder, tmp_path, monkeypatch, options):
+    """Of all texts as it expects, from their characters, after the first group."""
+    in_small_groups(monkeypatch)
+    moved, totals, update = [], [], batches.tqdm.update
+
+    def moving(bar, count=1):
+        moved.append(count)
+        totals.append(bar.total)
+        return update(bar, count)
+
+    monkeypatch.setattr(batches.tqdm, "update", moving)
+    main(command(folder, tmp_path / "vectors.npy", *options))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    lengths = [len(tokenizer(text)["input_ids"]) for text in TEXTS]
+    if options:
+        lengths = [length + 2 * ((length - 3) // 15) for length in lengths]  # two special ones around 15
+    tokens = sum(lengths if options else [min(length, LONGEST) for length in lengths])
+    assert sum(moved) == totals[-1] == tokens
+    assert 0.5 < totals[0] / tokens < 2 and moved[0] == max(moved[:2])
+
+
+@pytest.mark.parametrize(("weights", "tokens"), [(1, 1 << 20), (1 << 24, 1 << 17), (1 << 40, 2)])
+def test_a_group_is_half_a_minute_of_work(folder, monkeypatch, weights, tokens):
+    """Fewer tokens of a larger model; but at least a batch."""
+    model = embed.load_embedder(str(folder / "model"), batch_size=5, device="cpu")
+    monkeypatch.setattr(type(model.model), "num_parameters", lambda *_, **__: weights)
+    assert model._group_tokens == tokens
+    if tokens == 2:
+        texts = [(text, None) for text in TEXTS]
+        assert [len(group) for group, _ in model._in_groups(texts)] == [5, 5, 5, 5, 3]
+
+
+def test_rows_are_in_the_order_of_the_files_as_given(folder, tmp_path, monkeypatch, capsys):
+    """A file that is named twice is there twice, a folder's are sorted, blank lines and files have a row too."""
+    monkeypatch.chdir(tmp_path)
+    contents = {"b.txt": "good\n\n  \nbad", "a.txt": "fine\n", "notes/z.txt": "poor", "notes/c/d.txt": ""}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    files = ["b.txt", "a.txt", "notes", "b.txt", "notes/z.txt"]
+    for document, texts, rows in (
+        ("line", ["good", "", "  ", "bad", "fine", "poor", "good", "", "  ", "bad", "poor"], [4, 1, 0, 1, 4, 1]),
+        ("file", [contents[name] for name in ("b.txt", "a.txt")] + ["", "poor", contents["b.txt"], "poor"], [1] * 6),
+    ):
+        main(["embed", str(folder / "model"), *files, "--out", f"{document}.npy", "--document", document])
+        expected = encoded(folder / "model", texts)
+        np.testing.assert_allclose(np.load(f"{document}.npy"), expected, rtol=0, atol=1e-6)
+        order = ["b.txt", "a.txt", "notes/c/d.txt", "notes/z.txt", "b.txt", "notes/z.txt"]
+        starts = [sum(rows[:number]) for number in range(6)]
+        record = json.loads((tmp_path / f"{document}.npy.run.json").read_text())
+        listed = [tuple(each.values()) for each in record["rows"]]
+        assert listed == list(zip(order, starts, rows, strict=True))
+        lines = [f"| {name} | {start} | {count} |" for name, start, count in listed]
+        assert capsys.readouterr().err.splitlines()[-8:] == [
+            "| file | first row | rows |",
+            "| --- | --- | --- |",
+            *lines,
+        ]
+    main(["embed", str(folder / "model"), *["a.txt"] * 23, "--out", "many.npy"])
+    assert capsys.readouterr().err.splitlines()[-2:] == ["| a.txt | 19 | 1 |", "and 3 more files"]
 
 
 @pytest.mark.parametrize(
@@ -232,21 +313,34 @@ def test_rejected(folder, tmp_path, capsys, options, message):
 
 
 def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, monkeypatch, capsys):
-    """Also over an older output, which is not taken for the result."""
     main(command(folder, tmp_path / "whole.npy"))
     output = tmp_path / "vectors.npy"
-    np.save(output, np.zeros_like(np.load(tmp_path / "whole.npy")))
 
     def failed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.os, "replace", failed)
-        patched.setattr(files, "write_whole", lambda path, text: path.write_text(text))
+        patched.setattr(outputs.os, "replace", failed)
+        patched.setattr(outputs, "write_whole", lambda path, text: path.write_text(text))
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            main(command(folder, output, "--overwrite"))
+            main(command(folder, output))
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+def test_an_output_has_one_writer(folder, tmp_path, monkeypatch, capsys):
+    """The second one, also of --resume, names the first; so does one that has found no output before it got the lock."""
+    output, lock = tmp_path / "vectors.npy", tmp_path / "vectors.npy.lock"
+    with locked(lock, "out"):
+        owner = f"process {os.getpid()} on {socket.gethostname()}, which holds {lock}"
+        for options in ([], ["--resume"]):
+            error = fail(capsys, *command(folder, output, *options))
+            assert error.endswith(f"out: expected one run at a time, got another one, {owner}")
+        assert [*tmp_path.iterdir()] == [lock]
+    load = embed.load_embedder
+    monkeypatch.setattr(embed, "load_embedder", lambda *names, **options: output.touch() or load(*names, **options))
+    assert f"out: expected a new file, got {output}; --resume" in fail(capsys, *command(folder, output))
+    assert [*tmp_path.iterdir()] == [output] and not output.stat().st_size
 
 
 def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
@@ -265,18 +359,3 @@ def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
         capsys, *arguments
     )
     assert not (tmp_path / "vectors.npy").exists()
-
-
-def test_no_file_of_texts_or_of_another_run_is_overwritten(folder, tmp_path, capsys):
-    """A new output without pieces has no old ones beside it."""
-    output, pieces = tmp_path / "vectors.npy", tmp_path / "vectors.npy.pieces.jsonl"
-    pieces.write_text("of another run")
-    assert pieces.name in fail_last_line(capsys, *command(folder, output, "--chunk_tokens", "3"))
-    assert pieces.read_text() == "of another run" and not output.exists()
-    main(command(folder, output, "--chunk_tokens", "3", "--overwrite"))
-    before = pieces.read_bytes()
-    again = ["embed", folder / "model", pieces, "--out", output, "--chunk_tokens", "3", "--overwrite"]
-    assert "out: expected another file than that of the texts" in fail_last_line(capsys, *again)
-    assert pieces.read_bytes() == before
-    main(command(folder, output, "--overwrite"))
-    assert not pieces.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import logit
+from sklearn.metrics import f1_score
 
 from linformer_kit.data.labelled import Example, Labels
 from linformer_kit.inference import scores as s
@@ -22,6 +23,27 @@ def test_metrics_of_one_class():
     loss = -(5 * np.log(0.8) + 2 * np.log(0.1)) / 7
     expected = {"accuracy": 5 / 7, "macro_f1": (first + second + 0) / 3, "micro_f1": 5 / 7, "loss": loss}
     assert found == pytest.approx(expected)
+
+
+def test_macro_f1_is_that_of_scikit_learn():
+    """Classes that occur in no text and no answer do not count."""
+    targets, answers = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1])
+    found = s.scores(np.eye(7)[answers], answers, targets, ("macro_f1",))["macro_f1"]
+    assert found == pytest.approx(f1_score(targets, answers, average="macro")) == pytest.approx((2 / 3 + 1 / 2) / 3)
+
+
+def test_how_sure_accuracy_and_probabilities_are():
+    """Answers of probability 0.8, five of seven right; Wilson's bounds by his formula."""
+    found = s.certainty(np.log(CHANCES), ANSWERS, TARGETS)
+    assert found["calibration"]["expected_error"] == pytest.approx(0.8 - 5 / 7)
+    assert found["calibration"]["bins"] == [pytest.approx([0.8, 5 / 7, 7])]
+    z, n, share = 1.959964, 7, 5 / 7
+    centre, half = share + z**2 / 2 / n, z * np.sqrt(share * (1 - share) / n + z**2 / 4 / n**2)
+    assert found["accuracy_interval"] == pytest.approx([(centre + sign * half) / (1 + z**2 / n) for sign in (-1, 1)])
+    logits, targets = logit(np.array([[0.9, 0.3], [1 - 1e-9, 0.3]])), np.array([[1.0, 1.0], [1.0, 0.0]])
+    several = s.certainty(logits, s.answers_of(logits, multi_label=True), targets)["calibration"]
+    assert several["bins"] == [pytest.approx([0.7, 0.5, 2]), pytest.approx([0.95, 1.0, 2])]
+    assert several["expected_error"] == pytest.approx((0.2 * 2 + 0.05 * 2) / 4)
 
 
 def test_each_class_and_each_pair():

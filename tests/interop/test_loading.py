@@ -17,7 +17,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment
 from linformer_kit.inference.batches import TextModel, by_length
-from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.embed import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.checkpoints import pretrained
@@ -116,15 +116,17 @@ def test_a_configuration_without_a_padding_token(tmp_path):
     assert np.allclose(classified(model), classified(model, batch_size=1), atol=1e-5)
 
 
-def test_weights_in_float16(tmp_path, monkeypatch):
+def test_weights_are_as_saved_unless_another_type_is_asked_for(tmp_path, monkeypatch):
+    """Also where the processor has instructions for bfloat16, of classifiers as of embedders."""
     monkeypatch.setattr(environment.Processor, "has_instructions", lambda *_: True)
     half, full = (
         save(tmp_path / str(dtype), dtype=dtype, classifier_dropout=0.0) for dtype in (torch.float16, torch.float32)
     )
     assert np.allclose(classified(half, dtype="auto"), classified(full), atol=1e-2)
+    assert np.array_equal(classified(full, dtype="auto"), classified(full))
     for dtype, weights in (("auto", torch.float16), ("bfloat16", torch.bfloat16), ("float32", torch.float32)):
         classifier = Classifier(PredictSettings(model=half, file=[""], dtype=dtype))
-        assert (classifier.model.dtype, classifier.dtype) == (weights, str(weights))
+        assert classifier.model.dtype == load_embedder(half, batch_size=1, dtype=dtype).model.dtype == weights
 
 
 def test_an_added_token_that_no_text_needs(tmp_path):
@@ -190,8 +192,7 @@ COMMANDS = {
     "embed": ["MODEL", "texts.csv", "--out", "out.npy"],
     "fill-mask": ["MASKED", "w7 <mask>", "--top_k", "3"],
     "export": ["MODEL", "out"],
-    "convert": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
-    "spectrum": ["MODEL", "--text_file", "texts.csv", "--seq_len", "8", "--samples", "1", "--output_dir", "out"],
+    "linearize": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
 }
 
 
@@ -231,7 +232,7 @@ def test_a_command_checks_a_folder_once_and_loads_a_model_once(prepared, name, m
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask", "spectrum"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask"])
 def test_a_model_runs_where_the_setting_says(prepared, name, monkeypatch, capsys):
     """`meta` stands for an accelerator, which has no results; no model is loaded for an unavailable one."""
     monkeypatch.setattr(environment, "best_device", lambda: torch.device("meta"))

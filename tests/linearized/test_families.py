@@ -44,7 +44,8 @@ def test_nothing_changes_with_as_many_slots_as_tokens(family, projection):
         matrix.data.copy_(torch.eye(length))
     inputs = example(model, length) if matrices else example(model, 2 * length // 3, padded=True)
     assert bool(matrices) == (projection == "linear")
-    assert difference(model, linear, inputs) < 1e-10
+    largest = model(**inputs)[0].abs().max().item()  # without LayerNorm, in MobileBERT, it grows with the layers
+    assert difference(model, linear, inputs) < 1e-11 * max(10, largest)
 
 
 def test_names_stay_matrices_are_added_and_all_is_loaded_again(family, tmp_path):

@@ -12,7 +12,8 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, DataCollatorWithFlattening
 
 from linformer_kit import InputError, LinformerModel, linearize
-from tests.conftest import as_in_the_paper, values_of
+from linformer_kit.linearized import products
+from tests.conftest import as_in_the_paper, doubled, replica_of, tokens, values_of
 from tests.families import FAMILIES, build, example
 
 SIZES = FAMILIES["bert"].sizes
@@ -105,8 +106,8 @@ def test_one_program_for_every_length():
     inputs = example(model, 31, padded=True)
     sizes = {name: {1: length} for name in inputs}
     program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
-    for tokens in (5, LENGTH):
-        inputs = example(model, tokens, padded=True)
+    for length in (5, LENGTH):
+        inputs = example(model, length, padded=True)
         real = inputs["attention_mask"].bool()
         torch.testing.assert_close(program(**inputs)[0][real], model(**inputs)[0][real], rtol=1e-4, atol=1e-4)
 
@@ -183,6 +184,18 @@ def test_keys_of_other_tokens_than_the_queries_are_rejected(sliding_window):
     config = PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=3)
     with pytest.raises(InputError, match=r"^past_key_values: expected none .* each of 11 tokens, got 14 keys"):
         get_peft_model(model, config)(**example(model, 11))
+
+
+@pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_replicas_of_data_parallel_have_weights_of_their_own(monkeypatch, kind, sharing):
+    """As with an accelerator, where linear maps keep their own `forward`."""
+    monkeypatch.setattr(products, "_fast_formats", set)
+    model = as_in_the_paper(kind(BertConfig(**FAMILIES["bert"].sizes)).eval(), 7, sharing=sharing)
+    ids = tokens(2, 19)
+    before = model(ids)[0]
+    torch.testing.assert_close(replica_of(model)(ids)[0], doubled(model)(ids)[0])
+    assert torch.equal(model(ids)[0], before)
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])

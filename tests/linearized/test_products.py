@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import pickle
 import weakref
@@ -329,7 +330,7 @@ def test_models_of_this_package_keep_their_own_way(config):
     ],
 )
 def test_only_where_the_processor_gains(monkeypatch, dtype, changes, has_accelerator, expected):
-    here = kernels.Processor.here()._replace(onednn=frozenset({torch.float32, torch.bfloat16}), **changes)
+    here = dataclasses.replace(kernels.Processor.here(), onednn=frozenset({torch.float32, torch.bfloat16}), **changes)
     monkeypatch.setattr(kernels.Processor, "here", staticmethod(lambda: here))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
     module = linears(lk.optimize(build(FAMILIES["bert"])).to(dtype))[0]  # also if the format changes afterwards

@@ -271,7 +271,7 @@ def test_dropout_keeps_the_mean(monkeypatch):
     }
     monkeypatch.setattr(windows, "_WORTH", 0)
     mask = windows.window_mask(**near, **sizes)
-    assert isinstance(mask, WindowMask) and not mask.is_causal  # transformers has not said so
+    assert isinstance(mask, WindowMask) and not mask.window.is_causal  # transformers has not said so
     query, key, value = torch.randn(3, 1, 1, 61, 5).expand(-1, texts, -1, -1, -1)
     module = torch.nn.Module()
     mean = windows.window_attention(module, query, key, value, mask)[0][0]

@@ -9,8 +9,17 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    DynamicCache,
+    GenerationConfig,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from linformer_kit import (
@@ -20,7 +29,7 @@ from linformer_kit import (
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
 )
-from linformer_kit.models.cache import LinformerCache
+from linformer_kit.models.cache import CACHE, LinformerCache
 from tests.conftest import randomise, slow_but, tokens, values_of, write_model
 
 CAUSAL = {"causal": True, "projection": "mean_pool", "sliding_window": 6}  # 37 tokens in 7 windows of 5 and 6
@@ -196,10 +205,9 @@ def test_a_later_call_goes_on(speaker, kind):
     assert varies(expected[:, 18:])
     for start in (0, 13):
         how |= {"attention_mask": mask, "past_key_values": copy.deepcopy(past)}
-        with pytest.raises(InputError, match=r"^max_new_tokens, max_length: expected at most 38 tokens .* got 39$"):
-            causal.generate(longer[:, start:], max_new_tokens=21, **how)
-        with pytest.raises(InputError, match=r"^max_new_tokens, max_length: expected at most 38 tokens .* got 39$"):
-            causal.generate(longer[:, start:], max_length=39 - start, **how)
+        for limit in ({"max_new_tokens": 21}, {"max_length": 39 - start}):
+            with pytest.raises(InputError, match=r"expected 1 to 20 new tokens after the 18 of the prompt .* got 21$"):
+                causal.generate(longer[:, start:], **limit, **how)
         for limit in ({"max_new_tokens": 20}, {"max_length": 38 - start}):
             how["past_key_values"] = copy.deepcopy(past)
             assert torch.equal(causal.generate(longer[:, start:], **limit, **how).sequences, expected[:, start:])
@@ -223,19 +231,67 @@ def test_texts_of_a_cache_are_chosen_and_repeated(model):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"max_new_tokens": 30}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
-        ({"max_length": 39}, "max_new_tokens, max_length: expected at most 38 tokens with those of the prompt "),
+        ({"max_new_tokens": 30}, "max_new_tokens, max_length: expected 1 to 29 new tokens after the 9 of the prompt "),
+        ({"max_length": 39}, "max_new_tokens, max_length: expected 1 to 29 new tokens after the 9 of the prompt "),
+        ({"max_length": 9}, "max_new_tokens, max_length: expected 1 to 29 new tokens after the 9 of the prompt "),
+        ({"attention_mask": torch.ones(3, 38)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"cache_implementation": "static"}, "cache_implementation: expected None, as the cache has a constant size,"),
         ({"cache_implementation": "paged"}, "cache_implementation: expected None, as the cache has a constant size,"),
         ({"past_key_values": DynamicCache()}, "past_key_values: expected None, or what an earlier call returned, got"),
-        ({"is_assistant": True}, "assistant_model: expected a model that can take tokens back, got"),
-        ({"prompt_lookup_num_tokens": 3}, "assisted generation is not supported with stateful models"),
+        ({"is_assistant": True}, "assistant_model: expected one that can take tokens back, got"),
+        (
+            {"prompt_lookup_num_tokens": 3},
+            "generate: expected one of greedy_search, sample, beam_search, beam_sample, ",
+        ),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "generate: expected one of greedy_search, sample, beam_search, "),
+        ({"num_beams": 4, "num_beam_groups": 2}, "generate: expected one of greedy_search, sample, beam_search, "),
     ],
 )
 def test_what_generate_cannot_do_is_one_line(model, how, message):
+    """Also in a generation configuration; but the cache is no part of one."""
     causal, (ids, mask) = model("mean"), left_padded()
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}[^\n]*$"):
-        causal.generate(ids, attention_mask=mask, **how)
+    with pytest.raises(InputError, match=f"^{re.escape(message)}[^\n]*$"):
+        causal.generate(ids, **{"attention_mask": mask} | how)
+    if not how.keys() & {"past_key_values", "attention_mask"}:
+        with pytest.raises(InputError, match=f"^{re.escape(message)}[^\n]*$"):
+            causal.generate(ids, GenerationConfig(**how), attention_mask=mask)
+
+
+def test_a_text_without_a_length_goes_on_to_the_longest(model):
+    """Of all tokens, also where those before are in a cache; a resized model has another longest text."""
+    causal, ids = model("mean"), tokens(2, 9)
+    first = causal.generate(ids, eos_token_id=None, return_dict_in_generate=True, max_new_tokens=3)
+    longest = causal.generate(ids, GenerationConfig(eos_token_id=None))
+    assert longest.shape == (2, 37) and torch.equal(longest[:, :12], first.sequences)
+    mask, past = torch.ones(2, 12), {CACHE: first[CACHE]}
+    rest = causal.generate(first.sequences[:, 11:], attention_mask=mask, eos_token_id=None, **past)
+    assert torch.equal(rest, longest[:, 11:])
+    causal.resize_sequence_length(74)
+    assert causal.generate(ids, eos_token_id=None).shape == (2, 74)
+
+
+@torch.no_grad()
+def test_a_cache_has_the_names_of_both_releases_of_transformers(model):
+    causal, ids = model("mean"), tokens(2, 9)
+    past = causal(ids[:, :5], use_cache=True)[CACHE]
+    logits = [causal(ids[:, 5:], **{name: copy.deepcopy(past)}).logits for name in ("cache", "past_key_values")]
+    assert torch.equal(*logits)
+    for call in (causal, causal.linformer, causal.generate):
+        with pytest.raises(InputError, match=r"^past_key_values, cache: expected one of them, got 'both'$"):
+            call(ids[:, 5:], cache=past, past_key_values=past)
+
+
+@torch.no_grad()
+def test_other_methods_of_caches_are_one_line(model):
+    """Those that `Cache` has by its layers, in the release that is installed."""
+    past = model("mean")(tokens(2, 9), use_cache=True)[CACHE]
+    calls = {"crop": (3,), "get_mask_sizes": (1, 0), "update": (tokens(2, 1), tokens(2, 1), 0), "offload": (0,)}
+    calls |= {"early_initialization": (2, 3, 11, torch.float64, "cpu"), "get_conv_state": (0,)}
+    calls |= {"has_previous_state": (), "get_max_length": (), "update_indexer": (tokens(2, 1), 0)}
+    for name, arguments in calls.items():
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            getattr(past, name)(*arguments)
+    assert (past.batch_size, LinformerCache(model("mean").config).batch_size) == (2, -1)
 
 
 @torch.no_grad()
@@ -282,9 +338,8 @@ def test_a_cache_of_another_model_is_rejected(model, config):
     assert torch.equal(
         *(of(ids[:, :1], past_key_values=copy.deepcopy(past)).logits for of in (causal, copy.deepcopy(causal)))
     )
-    for use_cache in (False, None):
-        with pytest.raises(InputError, match=f"^use_cache: expected True with past_key_values, got {use_cache}$"):
-            causal.generate(ids, past_key_values=past, use_cache=use_cache)
+    with pytest.raises(InputError, match=r"^use_cache: expected True with past_key_values, got False$"):
+        causal.generate(ids, past_key_values=past, use_cache=False)
     for columns in (7, 9):  # the new ones only, or no new ones
         message = f"attention_mask: expected that of all tokens, with the 9 of past_key_values, got {columns}"
         with pytest.raises(InputError, match=f"^{message}$"):
@@ -339,6 +394,27 @@ def test_the_loss_is_that_of_transformers(model):
     assert causal(ids, labels=torch.full_like(ids, -100)).loss == 0
     out.loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in causal.parameters())
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("kind", ["own", "subclass", "adapted"])
+def test_the_trainer_of_transformers_shifts_labels(model, tmp_path, kind, smoothing):
+    """Also where it computes the loss, and counts labels, itself; in training and in evaluation."""
+    causal, ids = model("mean").float(), tokens(4, 19)
+    if kind == "subclass":
+        causal = type("Speaker", (LinformerForCausalLM,), {})(causal.config).eval()
+    elif kind == "adapted":
+        causal = get_peft_model(causal, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")).eval()
+    with torch.no_grad():
+        logits = causal(ids).logits
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=smoothing).item()
+    settings = {"label_smoothing_factor": smoothing, "learning_rate": 0.0, "max_steps": 1, "report_to": "none"}
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, save_strategy="no", **settings)
+    texts = [{"input_ids": text, "labels": text} for text in ids]
+    trainer = Trainer(causal, arguments, train_dataset=texts, eval_dataset=texts)
+    found = trainer.evaluate()["eval_loss"], trainer.train().training_loss
+    assert found == pytest.approx((expected, expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["max", "conv_of_layers", "full", "mixed"])
@@ -411,6 +487,8 @@ def test_a_saved_model_generates_in_a_pipeline(config, tmp_path):
     assert "AutoModelForCausalLM" in card and "A causal language model with linear-time attention" in card
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is LinformerForCausalLM and all(map(torch.equal, loaded.parameters(), model.parameters()))
+    (written,) = pipeline("text-generation", str(tmp_path))("number", min_new_tokens=19, return_tensors=True)
+    assert len(written["generated_token_ids"]) == model.config.max_position_embeddings == 23
     run = pipeline("text-generation", str(tmp_path), max_new_tokens=7, do_sample=False)
     texts = ["number", "number was good 0 1"]
     assert run(texts, batch_size=2) == [run(text) for text in texts]

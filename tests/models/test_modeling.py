@@ -389,12 +389,13 @@ def test_own_calls_of_a_forward_pass(config):
         if event == "call" and Path(frame.f_code.co_filename).is_relative_to(package):
             called.append(frame.f_code.co_filename)
 
+    model(ids)  # what is known of the processor is asked once
     sys.setprofile(record)
     try:
         model(ids)
     finally:
         sys.setprofile(None)
-    assert len(called) <= 110 and len(set(called)) <= 12
+    assert len(called) <= 100 and len(set(called)) <= 11
 
 
 BOTH = {"output_hidden_states": True, "output_attentions": True}

@@ -15,7 +15,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.interop.loading import load_model
-from tests.conftest import randomise, tokens
+from tests.conftest import doubled, randomise, replica_of, tokens
 
 ENCODERS = [{}, {"sharing": "none"}, {"projection": "mean_pool", "sliding_window": 3}, {"norm_first": True}]
 ENCODERS += [{"norm_first": True, "final_norm": False}, {"attention": "full"}]
@@ -141,14 +141,13 @@ def test_an_encoder_names_its_only_input(config, given):
         LinformerEncoder(config())(given)
 
 
+@pytest.mark.parametrize("fields", [{}, {"projection": "conv"}, {"sliding_window": 3}, {"global_tokens": 2}])
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
 @pytest.mark.parametrize("kind", [LinformerEncoder, LinformerModel, LinformerForMaskedLM])
-def test_vectors_reach_replicas_of_data_parallel(config, kind):
-    """They have the tensors as attributes, and no parameters."""
-    model, vectors = kind(config()).eval(), torch.randn(2, 9, config().hidden_size)
-    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
-    for module, copy in copies.items():
-        for name, child in module.named_children():
-            setattr(copy, name, copies[child])
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(copy, name, parameter.clone())
-    torch.testing.assert_close(copies[model](inputs_embeds=vectors)[0], model(inputs_embeds=vectors)[0])
+def test_replicas_of_data_parallel_have_weights_of_their_own(config, kind, sharing, fields):
+    """Also where E and F belong to the encoder; its own are as before."""
+    model, vectors = randomise(kind(config(sharing=sharing, **fields))).eval(), torch.randn(2, 9, 33)
+    before = model(inputs_embeds=vectors)[0]
+    replica = replica_of(model)
+    torch.testing.assert_close(replica(inputs_embeds=vectors)[0], doubled(model)(inputs_embeds=vectors)[0])
+    assert torch.equal(model(inputs_embeds=vectors)[0], before)

@@ -58,7 +58,7 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
     assert weights.shape == (2, HEADS, N, K + window)
     torch.testing.assert_close(out, attention(x, x, x, mask)[0])
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, HEADS, N, dtype=torch.float64))
-    order, lengths = right_padded(mask, is_known=False)
+    order, lengths = right_padded(~mask, is_known=False)
     ordered = zero_padding(take_positions(x, order), lengths)
     slots = attention.project(ordered, None, ForwardPass(choose(ordered), lengths))
     near_key = slots.neighbours.key if projected_dim == K else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, ModernBertConfig, ModernBertModel
 
 from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForQuestionAnswering, LinformerModel, linearize
 from linformer_kit.files.manifest import damage, listed_files
+from linformer_kit.report.card import card_of
 from tests.conftest import SIZES, write_teacher
 
 BERT = {name: size for name, size in SIZES.items() if name != "projected_dim"}
@@ -29,6 +30,30 @@ def test_how_to_load_it(make, auto_class, tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert f"# {type(model).__name__}\n" in text and "up to 37 tokens.\n" in text
     assert "import linformer_kit " in text and f'model = {auto_class}.from_pretrained("FOLDER")' in text
+
+
+@pytest.mark.parametrize(
+    ("make", "attention"),
+    [
+        (lambda: LinformerModel(LinformerConfig(**SIZES, attention="full")), "full attention"),
+        (lambda: LinformerModel(LinformerConfig(**SIZES)), "linear-time attention (Linformer)"),
+        (lambda: linearize(BertModel(BertConfig(**BERT)), 7), "linear-time attention (Linformer)"),
+        (lambda: linearize(BertModel(BertConfig(**BERT)), 7, layers=[]), "full attention"),
+        (lambda: BertModel(BertConfig(**BERT)), "full attention"),
+        (lambda: modern_bert(1), "full attention"),
+        (lambda: modern_bert(2), "sliding windows and, in some layers, full attention"),
+    ],
+)
+def test_what_its_attention_is(make, attention):
+    text = card_of(make(), 37)
+    assert f" with {attention} for inputs of up to 37 tokens" in text
+    assert ("- linformer" in text) == attention.startswith("linear-time")
+
+
+def modern_bert(layers: int) -> ModernBertModel:
+    sizes = {**BERT, "hidden_size": 36, "num_hidden_layers": layers, "vocab_size": 53}
+    tokens = {f"{name}_token_id": 1 for name in ("bos", "cls", "eos", "sep", "pad")}
+    return ModernBertModel(ModernBertConfig(**sizes, **tokens))
 
 
 def test_what_it_was_made_from(tmp_path):

@@ -49,10 +49,10 @@ def test_results_record_no_path_of_this_machine(tmp_path):
     """By the types of the settings."""
     here, model = str(tmp_path), ModelSettings(sharing="none")
     needed = dict.fromkeys(("max_steps", "warmup_steps", "eval_steps", "save_steps", "learning_rate"), 1)
-    needed |= {"per_device_train_batch_size": 1, "model": model, "output_dir": here, "overwrite": True}
+    needed |= {"per_device_train_batch_size": 1, "model": model, "output_dir": here}
     named = {"models": [here, "hub/id"], "texts": [here], "from_model": here, "tokenizer": None}
     recorded = without_local_paths(_Compared(train_file=[f"{here}/*.txt"], **needed, **named))
     expected = {"train_file": ["*.txt"], "models": [tmp_path.name, "hub/id"], "texts": [tmp_path.name]}
     expected |= {"from_model": tmp_path.name, "tokenizer": None, "model": dataclasses.asdict(model)}
     assert {name: recorded[name] for name in expected} == expected
-    assert not {"output_dir", "overwrite"} & recorded.keys() and here not in str(recorded)
+    assert "output_dir" not in recorded and here not in str(recorded)

@@ -16,8 +16,8 @@ from linformer_cli.settings import OneModelTrainingSettings
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.packing import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.training.loop import Training
 from linformer_kit.training.pretrain import MaskedLanguageModel
+from linformer_kit.training.run import Run
 from linformer_kit.training.state import Plan, learning_rate_schedule
 
 SEQ_LEN, TRAIN, VALIDATION = 23, 19, 7
@@ -44,7 +44,15 @@ def blocks(tokenizer, count: int, seed: int) -> MaskedBlocks:
     return MaskedBlocks(Dataset.from_dict({"input_ids": list(ids)}), BlockMasker(tokenizer, seed=3, probability=0.3))
 
 
-def losses(training: Training) -> list[float]:
+def begun(task, folder: Path, plan: Plan, *, checkpoint: Path | None = None, **fields: object) -> Run:
+    """A run with checkpoints in a folder, without a record and a lock."""
+    made = Run("pretrain", small_settings(**fields))
+    made.folder = folder
+    made.begin(task, plan, checkpoint=checkpoint)
+    return made
+
+
+def losses(training: Run) -> list[float]:
     """Losses of the updates in the log."""
     return list(training.state.logged("loss").values())
 
@@ -91,15 +99,10 @@ def build(masked, tmp_path):
         checkpoint: Path | None = None,
         fields=None,
         **more: object,
-    ) -> Training:
+    ) -> Run:
         planned = {name: more.pop(name) for name in list(more) if name in _PLAN}
-        return Training(
-            masked(fields) if task is None else task,
-            small_settings(**more),
-            small_plan(**planned),
-            tmp_path / folder,
-            checkpoint=checkpoint,
-        )
+        task = masked(fields) if task is None else task
+        return begun(task, tmp_path / folder, small_plan(**planned), checkpoint=checkpoint, **more)
 
     return make
 
@@ -108,9 +111,9 @@ def build(masked, tmp_path):
 def run(build):
     """The same, trained to the end."""
 
-    def make(*names: str, **arguments: object) -> Training:
+    def make(*names: str, **arguments: object) -> Run:
         training = build(*names, **arguments)
-        training.run()
+        training.loop()
         return training
 
     return make
@@ -126,7 +129,7 @@ def texts(tmp_path_factory) -> Path:
     return folder
 
 
-def after_updates(training: Training, call) -> Training:
+def after_updates(training: Run, call) -> Run:
     """The training, with a call after each update."""
     update = training._update
     training._update = lambda data: (update(data), call())

@@ -15,7 +15,7 @@ from linformer_cli.errors import MachineError
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files.manifest import damage, write_manifest
 from linformer_kit.training.checkpoint import OPTIMIZER, load_moments, load_weights, save_checkpoint, save_model
-from linformer_kit.training.loop import adamw
+from linformer_kit.training.optimizer import adamw
 from linformer_kit.training.state import Position, TrainingState, read_state
 from tests.conftest import randomise, tokens
 from tests.training.conftest import same_parameters, small_settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -11,10 +12,11 @@ import transformers
 from linformer_kit import linearize
 from linformer_kit.training.distillation_task import (
     Distillation,
+    Spread,
     answer_loss,
     answers,
     kind_of,
-    relative_error,
+    squared_distance,
     two_schedules,
 )
 from tests.families import FAMILIES, build, example
@@ -26,9 +28,11 @@ def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
     mean = teacher[real].mean(dim=0).expand_as(teacher)
     for student, expected in ((teacher, 0.0), (mean, 1.0)):
         student = torch.where(real[..., None], student, 1e4)
-        distance, spread = relative_error(student, teacher, real)
-        assert distance.shape == spread.shape == (3,)
-        assert (distance.sum() / spread.sum()).item() == pytest.approx(expected, abs=1e-6)
+        spread = Spread()
+        for part in (teacher[:1][real[:1]], teacher[1:][real[1:]]):
+            spread.add(part)
+        distance = squared_distance(student, teacher, real).item() / int(real.sum())
+        assert distance / spread.value == pytest.approx(expected, abs=1e-6)
 
 
 def test_each_part_has_a_warm_up_and_falls_to_zero():
@@ -50,8 +54,10 @@ def pair():
 
 def task_of(pair, tokenizer, **fields: object) -> Distillation:
     teacher, student = pair
-    usual = {"train": [None] * 11, "validation": [], "seed": 3, "layerwise_steps": 5}
-    return Distillation(student, tokenizer, teacher=teacher, **{**usual, **fields})
+    usual = {"train": [None] * 11, "validation": [{"input_ids": list(range(5, 18))}], "seed": 3, "layerwise_steps": 5}
+    task = Distillation(student, tokenizer, teacher=teacher, **{**usual, **fields})
+    task.constants = task.measure_constants(torch.device("cpu"))
+    return task
 
 
 def test_layers_learn_alone_in_the_first_updates(pair, words):
@@ -61,22 +67,20 @@ def test_layers_learn_alone_in_the_first_updates(pair, words):
 
     def loss(update: int | None) -> float:
         task.begin(update)
-        return task(batch, None).item()
+        return task(batch, task.labels(batch)).item()
 
-    alone, together = (
-        task._compare(batch, layerwise=True)[0].item(),
-        task._compare(batch, layerwise=False)[0].item(),
-    )
-    assert alone != together
-    assert [loss(update) for update in (0, 4, 5, None)] == [alone, alone, together, together]
+    alone, still_alone, together, evaluated = (loss(update) for update in (0, 4, 5, None))
+    assert alone == still_alone != together == evaluated
     task.begin(0)
-    assert task.measure(batch)[0].tolist() == pytest.approx([together] * len(batch["input_ids"]))
+    measured = task.metrics(*(tensor.detach().numpy() for tensor in task.measure(batch)))
+    assert measured["loss"] == pytest.approx(together)
 
 
 def test_the_teacher_learns_nothing_and_nothing_has_dropout(pair, words):
     task = task_of(pair, words).train()
     assert not any(module.training for module in task.modules())
-    task(example(pair[0], 31), None).backward()
+    batch = example(pair[0], 31)
+    task(batch, task.labels(batch)).backward()
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in pair[0].parameters())
     assert any(parameter.grad is not None for parameter in task.model.parameters())
     task.model.zero_grad()
@@ -89,8 +93,51 @@ def test_metrics_are_of_all_texts(pair, words):
     measured = [tensor.detach().numpy() for tensor in task.measure(example(teacher, 31))]
     found = task.metrics(*measured)
     assert set(found) == {"loss", "error", "cosine"} and found["error"] > 0.01 and found["cosine"] < 1
-    agreed = task.metrics(*measured[:4], measured[0] * 0 + 3, measured[0] * 0 + 4)
+    task.kind = "words"
+    agreed = task.metrics(*measured[:5], measured[0] * 0 + 3, measured[0] * 0 + 4)
     assert agreed["agreement"] == 0.75
+
+
+def test_constants_are_the_spread_of_all_validation_tokens(pair, words):
+    """Of each layer's hidden states and attention outputs, in one pass of texts of one length, as one variance."""
+    items = [{"input_ids": torch.randint(5, 99, (13,)).tolist()} for _ in range(3)]
+    task = task_of(pair, words, validation=items)
+    trace, _ = task._teacher_outputs({"input_ids": torch.tensor([item["input_ids"] for item in items])})
+    expected = [
+        states.flatten(2).flatten(0, 1).double().var(dim=0, correction=0).sum().item()
+        for states in (*trace.outputs, *trace.attention)
+    ]
+    assert len(expected) == task.constant_count and task.constants == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("BertForMaskedLM", {}), ("BertForTokenClassification", {}), ("BertForSequenceClassification", {"num_labels": 3}),
+     ("BertForSequenceClassification", {"num_labels": 3, "problem_type": "multi_label_classification"}),
+     ("BertForSequenceClassification", {"num_labels": 2, "problem_type": "regression"}), ("BertModel", {})],
+)  # fmt: skip
+def test_a_batch_in_parts_has_the_same_loss_and_metrics(words, name, fields):
+    """With texts of unequal lengths and numbers of answers, and other kinds of answers."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 5}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=23, **sizes, **fields)
+    teacher = getattr(transformers, name)(config).eval()
+    items = [{"input_ids": torch.randint(5, 99, (length,)).tolist()} for length in (23, 7, 11, 5)]
+    for item in items[:3]:
+        item["input_ids"][2:4] = [words.mask_token_id] * 2
+    student = linearize(copy.deepcopy(teacher), 5, sliding_window=0)
+    task = task_of((teacher, student), words, validation=items, layerwise_steps=0)
+    whole = task.collate(items)
+    counts = task.labels(whole)
+    task.begin(0)
+    for places in ([[0], [1], [2], [3]], [[0, 1, 2], [3]]):
+        parts = [task.collate([items[place] for place in part]) for part in places]
+        assert torch.equal(sum(task.labels(part) for part in parts), counts)
+        loss = sum(task(part, counts).item() for part in parts)
+        assert loss == pytest.approx(task(whole, counts).item(), rel=1e-5)
+        measured = (torch.cat(each).detach().numpy() for each in zip(*map(task.measure, parts), strict=True))
+        expected = task.metrics(*(each.detach().numpy() for each in task.measure(whole)))
+        assert task.metrics(*measured) == pytest.approx(expected, rel=1e-5)
 
 
 # What a head answers -------------------------------------------------------------------------------------------------
@@ -108,7 +155,7 @@ def sure(*shape: int) -> torch.Tensor:
 def check(kind, student, teacher, loss, count, hidden=HIDDEN):
     name = "last_hidden_state" if kind == "embeddings" else "logits"
     ours, theirs = (answers(kind, {name: outputs}, REAL, hidden) for outputs in (student, teacher))
-    assert answer_loss(kind, ours, theirs).item() == pytest.approx(loss, abs=1e-6)
+    assert answer_loss(kind, ours, theirs).item() / max(1, count) == pytest.approx(loss, abs=1e-6)
     assert answer_loss(kind, theirs, theirs).item() == pytest.approx(0, abs=1e-6)
     assert len(ours) == len(theirs) == count
 

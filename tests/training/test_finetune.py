@@ -68,7 +68,7 @@ def run(encoder, texts, held_out, tmp_path_factory) -> Path:
 def test_a_run_leaves_everything_that_a_user_needs(run):
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.json", "metrics.md", "run.json"}
-    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl"}
+    assert names >= {"settings.yaml", "curve.png", "confusion.png", "calibration.png", "mistakes.jsonl"}
     assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "confusion.png"))
 
 
@@ -94,6 +94,44 @@ def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
     assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
 
 
+def test_a_classifier_goes_on_from_its_head_and_is_measured_by_names(run, held_out, tmp_path, capsys):
+    """Also where its classes are in another order, and the file writes them in capitals."""
+    model = AutoModelForSequenceClassification.from_pretrained(run)
+    for parameter in model.classifier.out_proj.parameters():
+        parameter.data = parameter.data.flip(0)
+    model.config.id2label = {0: "unhappy", 1: "happy"}
+    model.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(run).save_pretrained(tmp_path / "other")
+    path = tmp_path / "texts.csv"
+    path.write_text(held_out.read_text().replace("unhappy", "UNHAPPY"))
+    files = ["--train_file", path, "--validation_file", path]
+    finetune(tmp_path / "other", tmp_path / "out", *files, "--max_steps=1", "--learning_rate=1e-8")
+    before, after = (json.loads((each / "metrics.json").read_text()) for each in (run, tmp_path / "out"))
+    assert after["metrics"] == pytest.approx(before["metrics"], rel=1e-2)
+    assert after["texts"]["labels"] == ["unhappy", "happy"]
+    main(["evaluate", str(run), "--validation_file", str(path)])
+    assert f"| {before['metrics']['accuracy']:.3f} |" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("number 61 was", "number 62 was"))
+    with pytest.raises(SystemExit):
+        finetune(tmp_path / "other", tmp_path / "out", *files, "--max_steps=1", "--learning_rate=1e-8", "--resume")
+    assert "resume: expected texts_fingerprint as in" in capsys.readouterr().err
+
+
+def test_unbalanced_classes(encoder, tmp_path):
+    """Macro F1 selects the best checkpoint, and the first loss is that of the weights, of about 1 for each class."""
+    rows = [f"number {n} was {'weak,rare' if n % 6 == 0 else 'good,frequent'}" for n in range(48)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    losses = []
+    for name, more in {"plain": [], "balanced": ["--class_weights=balanced"]}.items():
+        files = ["--train_file", tmp_path / "t.csv", "--validation_file", tmp_path / "t.csv"]
+        finetune(encoder, out := tmp_path / name, *files, "--max_steps=1", *more, "--per_device_train_batch_size=48")
+        results = json.loads((out / "metrics.json").read_text())
+        assert results["metric_for_best_model"] == "macro_f1"
+        losses.append(results["curve"]["training loss"][0][1])
+    assert losses[0] != losses[1]
+    assert "| words alone, of 48 texts | 1.000 |" in (out / "metrics.md").read_text()
+
+
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):
     path = tmp_path / "t.jsonl"
     rows = [
@@ -116,7 +154,7 @@ def test_several_classes_of_a_text(encoder, tmp_path, capsys):
     )
 
 
-def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, tmp_path, capsys):
+def test_columns_stay_with_a_classifier_that_is_linearised_or_distilled(encoder, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
     config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH + 2, pad_token_id=1, **sizes)
@@ -127,9 +165,12 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
     pairs = ["--train_file", path, "--text_pair_column", "second"]
     recorded = ["--label_column=same", f"--max_length={LENGTH - 3}"]
     finetune(tmp_path / "roberta", tmp_path / "out", *pairs, *recorded, "--max_steps=2")
-    made = {name: str(tmp_path / name) for name in ("place", "ours", "student")}
+    assert (
+        "```python\nfrom transformers import AutoModelForSequenceClassification\n"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
+    made = {name: str(tmp_path / name) for name in ("place", "student")}
     main(["linearize", str(tmp_path / "out"), made["place"], "--projected_dim=4"])
-    main(["convert", str(tmp_path / "out"), made["ours"], "--projected_dim=4"])
     steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
     steps += ["--projected_dim=4", "--per_device_train_batch_size=2"]
     main(["distill", str(tmp_path / "out"), "--output_dir", made["student"], *map(str, pairs), *steps])

@@ -15,9 +15,9 @@ import torch
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files import folders
-from linformer_kit.training import loop
-from linformer_kit.training.loop import Training
+from linformer_kit.training import run as training_run
 from linformer_kit.training.process import seed_generators
+from linformer_kit.training.run import Run
 from linformer_kit.training.task import Task
 from tests.training.conftest import after_updates, losses, same_parameters, spoilt
 
@@ -39,13 +39,23 @@ def test_resumed_equals_uninterrupted(run, tmp_path):
         assert (resumed.state.position, resumed.state.epoch) == (whole.state.position, whole.state.epoch)
 
 
-def seeds_of(training: Training) -> list[int]:
+def test_a_longer_schedule_is_said(run, tmp_path, caplog):
+    """With the learning rates before and after; a resume with the same schedule, and one at its end, says nothing."""
+    run("whole")
+    for update, updates, said in ((3, 7, 0), (7, 7, 0), (6, 14, 1)):
+        caplog.clear()
+        run(f"to{updates}", checkpoint=tmp_path / "whole" / f"checkpoint-{update}", updates=updates)
+        assert caplog.text.count("moves from 0.00286 (29 % of its peak) to 0.00571 (57 %)") == said
+        assert caplog.text.count("another schedule") == said
+
+
+def seeds_of(training: Run) -> list[int]:
     """The seed of torch at each forward pass of an update."""
     seen: list[int] = []
     training.task.model.register_forward_pre_hook(
         lambda model, _: seen.append(torch.initial_seed()) if model.training else None
     )
-    training.run()
+    training.loop()
     return seen
 
 
@@ -98,10 +108,10 @@ def test_moments_are_reset_before_one_update(build, tmp_path):
     """Before that one, also if the training goes on from just there, and before no other."""
     known: list[int] = []
 
-    def watched(folder: str, **more: object) -> Training:
+    def watched(folder: str, **more: object) -> Run:
         training = build(folder, restart=3, **more)
         training.optimizer.register_step_pre_hook(lambda *_: known.append(len(training.optimizer.state)))
-        training.run()
+        training.loop()
         return training
 
     whole = watched("whole")
@@ -158,7 +168,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path
     training = after_updates(build(task=told(masked(), loss=[1.0, 2.0]), **fields), damage)
     message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
-        training.run()
+        training.loop()
 
 
 # Evaluation ----------------------------------------------------------------------------------------------------------
@@ -170,7 +180,7 @@ class Numbers(Task):
     def __init__(self, count: int) -> None:
         super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return [0]
 
     @staticmethod
@@ -186,13 +196,13 @@ class Numbers(Task):
 def test_each_validation_item_counts_once(build, monkeypatch, count, processes, workers):
     """In all processes together, in their order; each has equally many batches."""
     training, parts = build(task=Numbers(count), dataloader_num_workers=workers), []
-    monkeypatch.setattr(loop, "gather_object", lambda part: (parts.append(part[0]), part)[1])
+    monkeypatch.setattr(training_run, "gather_object", lambda part: (parts.append(part[0]), part)[1])
     for rank in range(processes):
         state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
         monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda state=state: state)
         training.measure()
     assert len({len(part) for part in parts}) == 1, "models in pieces need them"
-    monkeypatch.setattr(loop, "gather_object", lambda _: parts)
+    monkeypatch.setattr(training_run, "gather_object", lambda _: parts)
     numbers, rows = training.measure()
     assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
     assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
@@ -214,42 +224,14 @@ def test_an_update_that_is_not_finite_is_not_made(masked, build):
     training = build(task=spoilt(masked(), (2, 0)), save_every=99)
     message = (
         "update 3 (epoch 0.4): expected a finite loss and gradient, got a loss of nan in batch 1 of 1 of process 0; the "
-        "update was not made. Lower learning_rate 0.01 or raise max_skipped_updates 0"
+        "update was not made. Lower learning_rate 0.01"
     )
     before: list[torch.Tensor] = []
     after_updates(training, lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()]))
     with pytest.raises(DivergedError, match=f"^{re.escape(message)}$"):
-        training.run()
+        training.loop()
     assert training.state.update == 2
     assert all(map(torch.equal, training.task.parameters(), before))
-
-
-def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
-    """They are counted in the log, also of a training that goes on; parameters and moments are as they were."""
-    wrong = ((1, 0), (3, 0))
-    whole = run("whole", task=spoilt(masked(), *wrong), max_skipped_updates=2)
-    assert whole.skipped_updates == 2 and whole.state.update == 7
-    assert whole.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert list(whole.state.logged("loss")) == [1, 3, 5, 6, 7]
-    assert all(map(math.isfinite, losses(whole)))
-    assert {float(state["step"]) for state in whole.optimizer.state.values()} == {5.0}
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    resumed = run("on", task=spoilt(masked(), *wrong), max_skipped_updates=2, checkpoint=checkpoint)
-    assert resumed.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert same_parameters(resumed.task.model, whole.task.model)
-    training = build("cut", task=spoilt(masked(), *wrong), max_skipped_updates=1, checkpoint=checkpoint)
-    with pytest.raises(DivergedError, match=r"^update 4 .* or raise max_skipped_updates 1$"):
-        training.run()
-
-
-def test_an_update_follows_a_skipped_one_in_float16(masked, build):
-    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
-    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, dtype="float16", logging_steps=2)
-    training.run()
-    assert training.skipped_updates == 1 and training.state.update == 7
-    assert training.state.scaler["scale"] == 65536.0
-    assert list(training.state.logged("loss")) == [2, 4, 6]
-    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
 
 
 def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):
@@ -266,5 +248,5 @@ def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path
     measure = task.measure
     task.measure = lambda batch: (signal.raise_signal(signal.SIGTERM), measure(batch))[1]
     with pytest.raises(Stopped, match=r"^stopped after update 0; there was nothing to save$"):
-        build(task=task, evaluate_first=True).run()
+        build(task=task, evaluate_first=True).loop()
     assert not list(tmp_path.glob("run/checkpoint-*"))

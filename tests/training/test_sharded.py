@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
-from linformer_kit.training.loop import shard
+from linformer_kit.training.optimizer import shard
 from tests.conftest import SIZES, randomise
 from tests.processes import run_processes
 

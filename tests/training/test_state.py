@@ -24,7 +24,9 @@ LOG = [{"step": 2, "epoch": 0.4, "loss": 5.25}, {"step": 3, "epoch": 0.6, "eval_
 
 def write(folder, **changed: object):
     """A checkpoint's state with some values changed; those that are `...` are left out."""
-    TrainingState(3, Position(0, 3), 0.6, [1.5, math.inf], LOG, {"scale": 65536.0, "_growth_tracker": 2}).write(folder)
+    TrainingState(
+        3, Position(0, 3), 0.6, [1.5, math.inf], LOG, {"scale": 65536.0, "_growth_tracker": 2}, 0.1, [0.3]
+    ).write(folder)
     path = folder / "trainer_state.json"
     content = json.loads(path.read_text()) | changed
     path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
@@ -44,6 +46,7 @@ def test_a_state_comes_back(tmp_path):
         ("global_step", [..., None, -1, 1.0, True, "3", 2**63]),
         ("position", [..., None, 3, [0, 1, 2], [0, -1], [0, 1.0], [True, 1], "01"]),
         ("losses", [..., 1.5, ["1.5"], [None], [True]]),
+        ("constants", [None, 1.5, ["1.5"], [None]]),
         ("scaler", [..., [], {"scale": "1"}, {"scale": None}]),
         ("log_history", [..., {}, [3], [{"loss": 1.0}], [{"step": 1.5}], [{"step": 1, "loss": "1"}]]),
     ],

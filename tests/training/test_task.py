@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch.utils.data import Dataset, default_collate
 
 from linformer_cli.settings import IGNORED_LABEL
@@ -17,11 +18,10 @@ from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.packing import shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training import pretrain
-from linformer_kit.training.finetune import Classification, classification_loss
-from linformer_kit.training.loop import Training
+from linformer_kit.training.finetune import Classification, balanced_weights, classification_loss
 from linformer_kit.training.state import Position
 from linformer_kit.training.task import Batches, Task
-from tests.training.conftest import TRAIN, small_plan, small_settings
+from tests.training.conftest import TRAIN, begun, small_plan, small_settings
 
 FILLER = (-1, -1)
 
@@ -47,7 +47,7 @@ def collate(keys: list) -> dict[str, torch.Tensor]:
 
 
 class EchoTask(Task):
-    def order(self, epoch: int, global_batch_size: int) -> list:
+    def order(self, epoch: int, update_size: int) -> list:
         return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch)
 
 
@@ -125,7 +125,7 @@ def test_every_epoch_has_its_own_order_and_masks(build):
     seen: list[torch.Tensor] = []
     forward = training.task.forward
     training.task.forward = lambda batch, labels: (seen.append(batch["labels"]), forward(batch, labels))[1]
-    training.run()
+    training.loop()
     rows = torch.cat(seen)
     assert len(rows) == 2 * TRAIN
     first, second = ({tuple(row.tolist()) for row in part} for part in (rows[:TRAIN], rows[TRAIN:]))
@@ -172,6 +172,20 @@ def test_the_loss_by_hand():
     assert classification_loss(logits, torch.tensor([0, 1]), 5).item() == pytest.approx((first + second) / 5)
     several = classification_loss(logits[:1], torch.tensor([[1.0, 0.0]]), 2)
     assert several.item() == pytest.approx((first + second) / 2)
+    weights = torch.tensor([3.0, 0.5])
+    weighted = classification_loss(logits, torch.tensor([0, 1]), 5, weights).item()
+    assert weighted == pytest.approx((3 * first + 0.5 * second) / 5)
+    weighted = classification_loss(logits[:1], torch.tensor([[1.0, 0.0]]), 2, weights).item()
+    assert weighted == pytest.approx((3 * first + second) / 2)
+
+
+def test_balanced_weights_of_classes():
+    """As in scikit-learn, also where a class of the model has no text; of several classes of a text, noes by yeses."""
+    targets = np.array([0, 2, 2, 2, 2, 2])
+    expected = compute_class_weight("balanced", classes=np.array([0, 2]), y=targets)
+    assert balanced_weights(np.array([1, 0, 5]), targets)[[0, 2]].tolist() == pytest.approx(expected.tolist())
+    several = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    assert balanced_weights(np.array([1, 0, 4]), several).tolist() == [3.0, 3.0, 0.25]
 
 
 def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
@@ -238,7 +252,7 @@ def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):
 
     def evaluated(size: int) -> dict[str, float]:
         task = task_of(model, texts, tokenizer)
-        training = Training(task, small_settings(per_device_train_batch_size=size), small_plan(), tmp_path)
+        training = begun(task, tmp_path, small_plan(), per_device_train_batch_size=size)
         return task.metrics(*training.measure())
 
     plain = evaluated(11)

@@ -16,13 +16,14 @@ from transformers import Trainer, TrainingArguments
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.training.loop import Training, adamw
+from linformer_kit.training.optimizer import adamw
+from linformer_kit.training.run import Run
 from linformer_kit.training.task import Task
 from tests.conftest import SIZES
 from tests.families import FAMILIES
 from tests.families import build as build_family
 from tests.processes import run_processes
-from tests.training.conftest import same_parameters, small_plan, small_settings
+from tests.training.conftest import begun, same_parameters, small_plan, small_settings
 
 BATCH = 6
 
@@ -44,7 +45,7 @@ class Words(Task):
         super().__init__(model, tokenizer, train=rows, validation=[], collate=default_collate)
         self.means, self.losses = means, []
 
-    def order(self, epoch, global_batch_size):
+    def order(self, epoch, update_size):
         return list(range(BATCH))
 
     def labels(self, batch):
@@ -63,7 +64,7 @@ class Words(Task):
 def one_update(words, run):
     """A factory of trainings of one update, made in so many passes; `gradients` are those of the step."""
 
-    def make(passes: int = 1, *, task: Words | None = None, **fields: object) -> Training:
+    def make(passes: int = 1, *, task: Words | None = None, **fields: object) -> Run:
         task, gradients = task or Words(words), []
         step = torch.optim.AdamW.step
 
@@ -120,11 +121,11 @@ def test_float16_skips_what_overflows_and_lowers_its_scale(build, words, tmp_pat
     task = Words(words)
     task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
     training = build(task=task, updates=1, dtype="float16")
-    training.run()
-    assert training.skipped_updates == 0 and same_parameters(task.model, Words(words).model)
+    training.loop()
+    assert same_parameters(task.model, Words(words).model)
     assert training.state.scaler == {"scale": 32768.0, "_growth_tracker": 0}
     resumed = build(task=task, updates=2, dtype="float16", checkpoint=tmp_path / "run" / "checkpoint-1")
-    resumed.run()
+    resumed.loop()
     assert resumed.state.scaler == {"scale": 16384.0, "_growth_tracker": 0}
 
 
@@ -148,19 +149,19 @@ def check_process(rank: int, processes: int, folder: Path) -> None:
     tokenizer = train_tokenizer(["def one(): return two\n"] * 3, vocab_size=269, max_length=23)
     is_last = rank == processes - 1
 
-    def training(name: str) -> Training:
-        settings = small_settings(device="cpu", per_device_train_batch_size=BATCH // processes)
-        return Training(Words(tokenizer), settings, small_plan(3), folder / name)
+    def training(name: str) -> Run:
+        fields = {"device": "cpu", "per_device_train_batch_size": BATCH // processes, "output_dir": str(folder / name)}
+        return begun(Words(tokenizer), folder / name, small_plan(3), **fields)
 
     wrong, stopped = training("wrong"), training("stopped")
     forward = wrong.task.forward
     wrong.task.forward = lambda *inputs: forward(*inputs) * (math.nan if is_last else 1.0)
     # By the gradients that the processes have averaged, the first one has it too, and says so.
     with pytest.raises(DivergedError, match=r"^update 1 .* got a gradient norm of nan; the update was not made"):
-        wrong.run()
+        wrong.loop()
     stopped.task.begin = lambda update: signal.raise_signal(signal.SIGTERM) if is_last and update == 1 else None
     with pytest.raises(Stopped, match=r"^stopped after update 2; --resume goes on from .*checkpoint-2$"):
-        stopped.run()
+        stopped.loop()
     del wrong, stopped  # DistributedDataParallel may wait for ever if its process group is destroyed first
     dist.destroy_process_group()
 

@@ -6,9 +6,7 @@ recipe.
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import (
@@ -21,10 +19,10 @@ from linformer_cli.settings.declare import (
     Counts,
     Document,
     Encoder,
-    Energy,
     Evaluation,
     File,
     Folder,
+    Length,
     Linear,
     Machine,
     Measurement,
@@ -48,14 +46,11 @@ from linformer_cli.settings.declare import (
 from linformer_cli.settings.files import is_local_path, model_label, names_only, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
-    Attention,
     BiasOrder,
     LinearInitializer,
     LinearizeSettings,
     ModelSettings,
     Projection,
-    ProjectionInitializer,
-    ResizedSlotSettings,
     ResizeMode,
     Sharing,
     ShorterInput,
@@ -81,6 +76,7 @@ class LabelledSettings(PairSettings):
     dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
     # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
     label_column: Texts[str | None] = None
+    skip_unlabelled: Texts[bool] = False  # Leave out rows without a class, which are errors otherwise.
     validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
 
 
@@ -110,11 +106,6 @@ class ResumeSettings:
     """What happens to the output of an earlier run."""
 
     resume: Output[bool] = False  # Continue an interrupted run from what it saved; start one if there is none.
-    overwrite: Output[bool] = False  # Delete the output of an earlier run and start again.
-
-    def __post_init__(self) -> None:
-        if self.resume and self.overwrite:
-            raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
 @settings
@@ -135,7 +126,7 @@ class WeightSettings(DeviceSettings):
 class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
-    output_dir: Output[Folder | None] = None  # Folder for model, checkpoints and results; default: a new one in runs/.
+    output_dir: Output[Folder | None] = None  # Folder of model, checkpoints and results; default: one in `runs/`.
     per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass, also in evaluation.
     seed: Training[Seed] = 0  # Seed of all random numbers.
     gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
@@ -145,7 +136,6 @@ class TrainingSettings(ResumeSettings, DeviceSettings):
     adam_beta2: Training[BelowOne] = 0.999  # AdamW's decay of the second moment.
     adam_epsilon: Training[Positive] = 1e-8  # AdamW's epsilon.
     max_grad_norm: Training[Amount] = 1.0  # Clip the gradient norm to this value; 0: no clipping.
-    max_skipped_updates: Training[CountOrZero] = 0  # Number of non-finite updates to skip before stopping.
     save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
     logging_steps: Evaluation[Count] = 10  # Updates between log lines.
     # Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
@@ -182,9 +172,10 @@ class UpdateSettings(TrainingSettings):
 class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
     """Pretrain a masked or causal language model on text."""
 
+    given: ClassVar[frozenset[str]] = frozenset()  # names of the settings of the command line and --config files
     model: ModelSettings  # The architecture: its settings are --model.NAME.
-    # Folder or hub id of a language model of this package to train further. Its architecture and tokenizer
-    # replace `model` and `tokenizer`; default: a new model.
+    # Folder or hub id of a language model of this package to train further, with its architecture and tokenizer
+    # instead of those of the recipe; default: a new model.
     from_model: Model[ModelName | None] = None
     tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
     # Share of tokens to predict: 80 % become <mask>, 10 % random ones; a causal model predicts every token.
@@ -209,10 +200,13 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     projection_learning_rate_factor: Training[Amount] = 0.1
     num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
     max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
+    # Weights of classes in the loss: `balanced`: by the inverse of their numbers of training texts; default: all equal.
+    class_weights: Training[Literal["balanced"] | None] = None
     warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
     eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
     early_stopping_patience: Evaluation[Count | None] = None  # Stop after so many worse evaluations; default: never.
-    # Metric that selects the best checkpoint; default: accuracy, or micro_f1 for multi-label texts.
+    # Metric that selects the best checkpoint; default: accuracy, macro_f1 if a class has four times as many training
+    # texts as another, or micro_f1 for multi-label texts.
     metric_for_best_model: Evaluation[str | None] = None
     save_total_limit: Evaluation[Count | None] = 1
 
@@ -226,7 +220,7 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
     adapter_rank: Adapter[Count | None] = None
     text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
-    # Cut documents into passages of whole sentences: half of the batches have n tokens, the others random lengths;
+    # Cut documents into passages of whole sentences: half of the updates have n tokens, the others random lengths;
     # false: each text is one input; default: false for text classifiers and pairs, else true.
     packing: Texts[bool | None] = None
     max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.
@@ -243,15 +237,13 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
 
 
 @settings
-class ClassifierSettings(DeviceSettings):
+class ClassifierSettings(WeightSettings):
     """A classifier and its inputs."""
 
     model: Argument[ModelName]  # Folder or hub id of a classifier.
     max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: as in the fine-tuning.
     threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
     batch_size: Machine[Count] = 32  # Texts per forward pass.
-    # Data type of matrix products; `auto`: as saved, or instead of float32 bfloat16 where the processor has it.
-    dtype: Machine[Precision] = "auto"
 
 
 @command("predict", USE, "inference.predict", "my-classifier new.csv --out answers.jsonl")
@@ -267,6 +259,8 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
     validation_file: Argument[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
+    # Files that it was trained on, of which a regression on words learns, to compare it with; default: no comparison.
+    train_file: Texts[list[File] | None] = None
     split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
     output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
 
@@ -276,22 +270,16 @@ class EmbedSettings(ResumeSettings, WeightSettings):
     """Embed the texts of a file."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder; mean-pooled without files of sentence-transformers.
-    file: Argument[list[File]]  # Files, folders or globs: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+    file: Argument[list[File]]  # Files, folders or globs, in their order: .csv .tsv .jsonl .parquet, or .txt .py .md.
     out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
     text_column: Texts[str | None] = None  # Text column of tables; default: text.
-    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line.
+    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line; blank ones too.
     # Tokens of an input, at which longer texts are truncated, or divided; default: as in the model's files.
     max_length: Texts[Count | None] = None
-    # Write an embedding for each piece of this many tokens, pooled from inputs of max_length (late chunking),
-    # and the pieces' characters to OUT.pieces.jsonl; default: an embedding for each text.
-    chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
     batch_size: Machine[Count] = 8  # Texts per forward pass.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pieces and self.chunk_tokens is not None:
-            raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
         if not self.out.endswith(".npy"):
             raise InputError(f"out: expected a file whose name ends in .npy, got {self.out}")
 
@@ -314,21 +302,16 @@ class LinearizeCommandSettings(LinearizeSettings):
     adapter: Adapter[Folder | None] = None  # Adapter to merge (name, folder, hub id), with all its settings.
 
 
-# Slots are None where they are not given: a source that determines them refuses what is.
-@command("convert", CONVERT, "interop.convert", "FacebookAI/roberta-base my-linformer --projected_dim 256")
-class ConvertSettings(ResizedSlotSettings):
-    """Convert a checkpoint to a Linformer of this package."""
+@command("resize", CONVERT, "interop.convert", "my-model my-long-model --max_position_embeddings 1024")
+class ResizeSettings:
+    """Give a linear model another longest text."""
 
-    model: Argument[ModelName]  # Folder or hub id of a BERT, RoBERTa or model of this package, or a fairseq file (.pt).
-    out: Argument[Folder]  # New folder for the Linformer and its tokenizer.
-    attention: Linear[Attention | None] = None  # `full` keeps full attention; default: linformer.
-    tokenizer: Model[ModelName | None] = None  # Folder or hub id of the tokenizer, if the source has none.
-    sharing: Linear[Sharing | None] = None  # type: ignore[assignment]
-    projection: Linear[Projection | None] = None  # type: ignore[assignment]
-    projection_initializer: Linear[ProjectionInitializer | None] = None  # type: ignore[assignment]
-    shorter_input: Linear[ShorterInput | None] = None  # type: ignore[assignment]
-    sliding_window: Linear[Tokens | None] = None  # type: ignore[assignment]
-    global_tokens: Linear[Tokens | None] = None  # type: ignore[assignment]
+    model: Argument[ModelName]  # Folder or hub id of a model of this package, or of a linear encoder.
+    out: Argument[Folder]  # New folder for the model and its tokenizer.
+    max_position_embeddings: Linear[Length]  # n, the new maximum length in tokens.
+    # How positions, and E and F, are resized: repeated, so that texts of the old length keep their outputs, or
+    # interpolated.
+    resize_mode: Linear[ResizeMode] = "extend"
 
 
 @command("adapters", CONVERT, "training.adapter")
@@ -338,27 +321,21 @@ class AdaptersSettings:
     card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
 
 
-@command("export", CONVERT, "export.onnx_file", "my-classifier served --int8", extra="export")
+@command("export", CONVERT, "export.command", "my-classifier served --format openvino")
 class ExportSettings:
-    """Export a model to ONNX, and check it against PyTorch."""
+    """Export a model to ONNX or OpenVINO, and check it against PyTorch."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
     out: Argument[Folder]  # New folder for the exported model and its tokenizer.
-    int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
+    format: Output[Literal["onnx", "openvino"]] = "onnx"  # Of the file: ONNX, or OpenVINO's, for CPUs.
+    # Number format: of OpenVINO's files float32 or bfloat16; of ONNX files float32 or int8, which quantises linear
+    # layers, weights statically and activations dynamically.
+    dtype: Machine[Literal["float32", "bfloat16", "int8"]] = "float32"
 
-
-@command("spectrum", MEASURE, "analysis.spectrum", "my-model --energy 0.8")
-class SpectrumSettings(WeightSettings):
-    """Measure the singular values of attention (Fig 1); choose k."""
-
-    model: Argument[ModelName]  # Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
-    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
-    text_file: Texts[list[File] | None] = None
-    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None  # n, tokens per sequence; default: 512, or the maximum.
-    samples: Texts[Count] = 100  # Number of sequences, taken from all files in turn.
-    energy: Measurement[Energy] = 0.9  # k of a layer: the fewest singular values with this share of their sum.
-    output_dir: Output[Folder | None] = None  # New folder for the results; default: a new folder below runs/.
+    def __post_init__(self) -> None:
+        other = {"onnx": "int8", "openvino": "bfloat16"}[self.format]
+        if self.dtype not in ("float32", other):
+            raise InputError(f"dtype: expected float32 or {other} with format {self.format}, got {self.dtype}")
 
 
 @settings
@@ -371,7 +348,7 @@ class CostSettings:
     device: Machine[str] = "cpu"  # Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
     # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
-    output_dir: Output[Folder | None] = None  # New or empty folder for the results; default: a new folder below runs/.
+    output_dir: Output[Folder | None] = None  # New folder for the results; default: one in `runs/`.
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -387,11 +364,3 @@ class BenchSettings(CostSettings):
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
     tokens: Measurement[Count | None] = None  # Tokens per batch, or one sequence; default: 4,096 on a CPU, else 65,536.
     num_hidden_layers: Encoder[Count] = 2  # Number of layers.
-
-
-def check_model_is_kept(model: str | None, output_dir: str | None) -> None:
-    """Raise an `InputError` if the output folder, which `overwrite` removes, holds the model that a training needs."""
-    if model is None or output_dir is None or not is_local_path(model):
-        return
-    if Path(model).resolve().is_relative_to(Path(output_dir).resolve()):
-        raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")

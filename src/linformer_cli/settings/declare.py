@@ -35,32 +35,6 @@ from pydantic_core import PydanticCustomError
 from linformer_cli.errors import InputError
 
 T = TypeVar("T")
-# Settings of earlier versions, and what does the same today.
-EARLIER = {
-    "in_place": "`linformer linearize`",
-    "source": "MODEL, the first argument",
-    "teacher": "MODEL, the first argument",
-    "output": "--out",
-    "bf16": "--dtype",
-    "fp16": "--dtype",
-    "use_cpu": "--device cpu",
-    "per_device_eval_batch_size": "--per_device_train_batch_size, also in evaluation",
-    "choose": "always, by --energy",
-    "adapter": "--adapter_rank 16",
-    "cache_dir": "`XDG_CACHE_HOME` in the environment",
-    "split_seed": "always 0; --validation_file names other texts",
-    "max_eval_samples": "all texts of --validation_file",
-    "mlm_probability": "always 0.15",
-    "projection_learning_rate_factor": "always 1",
-    "help_all": "`--help`, and --print_config",
-}
-# Of settings that one command lost and others never had: a setting that only that command has.
-_LOST_BY = {
-    "split_seed": "early_stopping_patience",
-    "max_eval_samples": "split",
-    "mlm_probability": "joint_learning_rate_factor",
-    "projection_learning_rate_factor": "joint_learning_rate_factor",
-}
 _METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}
 
 
@@ -91,7 +65,6 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
-Energy = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
 Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
@@ -279,13 +252,8 @@ def _first(error: ValidationError, kind: type) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], dashes: str = "") -> str:
-    """Advice at the end of a message: what an earlier name is called today, or the known name that is most like it."""
-    name, known = name.replace("-", "_"), list(known)
-    today = EARLIER.get(name, "")
-    words = {_LOST_BY[name]} if name in _LOST_BY else set(re.findall(r"\w+", today.lower()))
-    if today.startswith("`") or not words.isdisjoint(known):
-        return f" (now {today})"
-    close = difflib.get_close_matches(name, known, 1, 0.7)
+    """Advice at the end of a message: the known name that is most like this one."""
+    close = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.7)
     return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from linformer_cli.settings.declare import settings_of
 
-_OF_THIS_MACHINE = ("output_dir", "out", "overwrite")
+_OF_THIS_MACHINE = ("output_dir", "out")
 
 
 def is_local_path(name: str) -> bool:

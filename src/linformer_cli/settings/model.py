@@ -33,24 +33,23 @@ class SlotSettings:
     """What queries attend to instead of n tokens, with the paper's choices as defaults."""
 
     # k, the number of slots (projected keys and values); or a list with one k per layer, or for each layer a list of
-    # one k per head; default: 128, at most n.
+    # one k per head.
     projected_dim: Linear[Dims] = 128
     # Sharing of E and F (section 4 of the paper): `none`; `headwise`, one E and one F for all heads of a layer;
-    # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers; default: headwise.
+    # `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers.
     sharing: Linear[Sharing] = "headwise"
-    # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md);
-    # default: linear.
+    # How n positions are projected to k slots; `dynamic` computes E = F from the tokens (docs/operator.md).
     projection: Linear[Projection] = "linear"
-    # Initialisation of E and F where `projection` is `linear` (docs/learning.md); default: shifted_pooling.
+    # Initialisation of E and F where `projection` is `linear` (docs/learning.md).
     projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
     # What inputs shorter than n use: the first columns of E and the first windows (`prefix`), or windows that tile the
-    # input (`stretch`); default: stretch where slots are windows of tokens, else prefix.
+    # input (`stretch`).
     shorter_input: Linear[ShorterInput] = "prefix"
     # w, the number of neighbouring tokens that each query attends to exactly, its own included, in one softmax with the
-    # slots; 0: none, as in the paper (docs/operator.md); default: 0.
+    # slots; 0: none, as in the paper (docs/operator.md).
     sliding_window: Linear[Tokens] = 0
     # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots; 0: none, as
-    # in the paper; default: 1 where slots are windows of tokens, else 0.
+    # in the paper.
     global_tokens: Linear[Tokens] = 0
 
     def projected_dim_of(self, layer: int) -> int | list[int]:
@@ -59,24 +58,24 @@ class SlotSettings:
 
 
 @settings
-class ResizedSlotSettings(SlotSettings):
-    """Slots for a pretrained encoder, which may get another maximum length."""
+class LinearizeSettings(SlotSettings):
+    """Slots in place: they start such that the outputs of the pretrained encoder hardly change."""
 
+    # k, the number of slots; or a list with one k per layer, or for each layer a list of one k per head;
+    # default: 128, at most n.
     projected_dim: Linear[Dims | None] = None  # type: ignore[assignment]
     max_position_embeddings: Linear[Length | None] = None  # n, the maximum length in tokens; default: as before.
     resize_mode: Linear[ResizeMode] = "extend"  # How position embeddings are resized: repeated or interpolated.
-
-
-@settings
-class LinearizeSettings(ResizedSlotSettings):
-    """Slots in place: they start such that the outputs of the pretrained encoder hardly change."""
-
     # Layers to linearise, from 0; others stay as they are; default: all.
     layers: Linear[list[int] | None] = None
     projection: Linear[Projection] = "mean_pool"
     projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
+    # What inputs shorter than n use: the first columns and windows (`prefix`), or windows that tile the input
+    # (`stretch`); default: stretch where slots are windows of tokens, else prefix.
     shorter_input: Linear[ShorterInput | None] = None  # type: ignore[assignment]
     sliding_window: Linear[Tokens] = 128
+    # g, the number of tokens at the start of a text that every query attends to exactly, besides the slots;
+    # default: 1 where slots are windows of tokens, else 0.
     global_tokens: Linear[Tokens | None] = None  # type: ignore[assignment]
 
 
@@ -117,6 +116,9 @@ class ModelSettings(SlotSettings):
     # connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
     norm_first: Encoder[bool] = False
     final_norm: OfFiles[bool] = True  # Whether a pre-norm model ends with a LayerNorm.
+    embedding_norm: OfFiles[bool] = True  # Whether a LayerNorm follows the embeddings.
+    # Whether the language-model head has a dense layer and a LayerNorm before its map to logits.
+    head_transform: OfFiles[bool] = True
     layer_norm_eps: OfFiles[Positive] = 1e-5  # Epsilon of the layer norms.
     pad_token_id: OfFiles[CountOrZero | None] = 1  # Id of the padding token.
     bos_token_id: OfFiles[CountOrZero | None] = 0  # Id of the token at the start of a sequence.

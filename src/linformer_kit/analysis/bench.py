@@ -42,7 +42,7 @@ def main(settings: BenchSettings) -> None:
         expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
         raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
     device = device_of(settings.device)
-    folder = open_output_dir(settings.output_dir, command="bench", overwrite=False)
+    folder = open_output_dir(settings.output_dir, command="bench")
     results: Record = {
         "command": "bench",
         "environment": environment(device),

@@ -21,9 +21,12 @@ from transformers import PreTrainedModel
 
 from linformer_cli.errors import InputError
 from linformer_kit.internals import attention_implementation
-from linformer_kit.linearized.attention import IMPLEMENTATION
+from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.operator.attention import ProjectedAttention
+from linformer_kit.operator.padding import take_positions, zero_padding
+from linformer_kit.operator.projections import SequenceProjection, SharedProjection, inside
+from linformer_kit.operator.window import Window
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,17 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Te
     The weights of one layer are held at a time.
 
     Args:
-        model: Encoder of transformers or of this package in evaluation mode; if it is linear, P̄ is measured.
+        model: Encoder of transformers or of this package in evaluation mode. Of a linear layer P̄ is measured, n × k; of
+            one with a sliding window or global tokens the n × n matrix M that makes M·V of the values: P̄·F, and the
+            weight of each token that a query sees exactly in the column of that token.
         batches: Arguments of the model, on its device; with an `attention_mask`, only real tokens count.
 
     Returns:
         The curves, `cumulative[layer, head, rank]`, and their spread over samples.
 
     Raises:
-        InputError: for a model in training mode or without attention weights, weights with a NaN, or no batches.
+        InputError: for a model in training mode or without attention weights, one with a window or global tokens
+            whose slots are no weighted sums of tokens (max_pool, conv), weights with a NaN, or no batches.
 
     Source: Wang et al. 2020, section 3, Figure 1.
     """
@@ -98,21 +104,31 @@ def _curves(
     Forward hooks take the weights of a layer as soon as it returns them, and keep only their curves.
     """
     curves: list[Tensor] = []
-    if isinstance(model.config, LinformerConfig):  # its layers have real tokens first
-        real = real.sort(dim=1, descending=True).values
+    # Real tokens first, as layers of this package have them; the order of the rows does not change singular values.
+    order = (~real).sort(dim=1, stable=True).indices
+    is_ours = isinstance(model.config, LinformerConfig)
+    layers = {module: layer for module in model.modules() if (layer := _with_exact_tokens(module)) is not None}
+    calls: dict[int, tuple[Any, ...]] = {}  # of the projection of the layer that runs
+
+    def record(module: nn.Module, inputs: Any, output: Any) -> None:
+        calls[inputs[2]] = inputs
 
     def reduce(module: nn.Module, inputs: Any, output: Any) -> Any:
         weights = output[-1] if isinstance(output, tuple) else None
         if isinstance(weights, Tensor) and weights.ndim == 4:
-            curves.append(_shares(weights, real))
+            rows = weights if is_ours else take_positions(weights.transpose(1, 2), order).transpose(1, 2)
+            rows = _mapping(layers[module], rows, calls) if module in layers else rows
+            calls.clear()
+            curves.append(_shares(rows, real.gather(1, order)))
             return (*output[:-1], None)
         return output
 
     # An attention layer returns its weights last; projections return keys and values, which also have four axes.
     modules = [module for module in model.modules() if not isinstance(module, SequenceProjection)]
     before = attention_implementation(model)
-    by_request = isinstance(model.config, LinformerConfig) or before == IMPLEMENTATION
+    by_request = is_ours or before == IMPLEMENTATION
     hooks = [module.register_forward_hook(reduce, prepend=True) for module in modules]
+    hooks += [each.register_forward_hook(record) for each in {*map(_projection, layers.values())}]
     try:
         if not by_request:  # only the eager implementation returns weights
             model.set_attn_implementation("eager")
@@ -126,6 +142,59 @@ def _curves(
         raise InputError(f"model: expected an encoder that returns attention weights, got a {model.config.model_type}")
     rank = max(curve.shape[-1] for curve in curves)  # of layers with slots and with full attention
     return torch.stack([F.pad(curve, (0, rank - curve.shape[-1]), value=1.0) for curve in curves], dim=1)
+
+
+def _with_exact_tokens(module: nn.Module) -> Any:
+    """The linear part of an attention layer whose queries see some tokens exactly, besides slots; None: of others."""
+    layer: Any = module if isinstance(module, ProjectedAttention) else getattr(module, LAYER, None)
+    has_slots = not (isinstance(layer, ProjectedAttention) and layer.is_full)
+    is_exact = getattr(layer, "sliding_window", 0) or getattr(layer, "global_tokens", 0)
+    return layer if has_slots and is_exact else None
+
+
+def _projection(layer: Any) -> nn.Module:
+    """E and F of a layer: its own, those that it shares, or the layer itself, in an encoder of transformers.
+
+    Raises:
+        InputError: if slots are no weighted sums of tokens.
+    """
+    projection = layer if isinstance(layer, SequenceProjection) else layer.projection
+    projection = projection.module if isinstance(projection, SharedProjection) else projection
+    if not inside(projection).commutes:
+        expected = "slots that are weighted sums of tokens, in a layer with a sliding window or global tokens"
+        raise InputError(f"model: expected {expected}, got those of {type(inside(projection)).__name__}")
+    return projection
+
+
+def _mapping(
+    layer: Any, weights: Float[Tensor, "batch heads seq_len columns"], calls: dict[int, tuple[Any, ...]]
+) -> Float[Tensor, "batch heads seq_len seq_len"]:
+    """M of a layer with exact tokens: M·V = P̄·[global tokens of V; slots of V; neighbours of each query in V].
+
+    Args:
+        layer: The layer.
+        weights: P̄, with real tokens first.
+        calls: The arguments of the projection in this forward pass by the number of slots, which may differ between
+            heads. The slots of V = identity are F.
+    """
+    batch, heads, n, columns = weights.shape
+    if not calls:  # a text so short that each token is a slot of its own
+        return weights[..., :n]
+    projection, window, first = _projection(layer), layer.sliding_window, min(layer.global_tokens, n)
+    slots_of_tokens = {}
+    for k, (key, _, _, run, source) in [*calls.items()]:
+        identity = torch.eye(n - first, dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
+        slots_of_tokens[k] = projection(key, zero_padding(identity, run.lengths), k, run, source).value.to(weights)
+    mapping = weights.new_zeros(batch, heads, n, n)
+    mapping[..., :first] = weights[..., :first]
+    own = None if layer is projection else layer.projected_dim
+    for head, k in enumerate(inside(projection).checked_slots(own, heads)):
+        slots = slots_of_tokens[k][:, head % slots_of_tokens[k].shape[1]]
+        mapping[:, head, :, first:] = weights[:, head, :, first : first + slots.shape[1]] @ slots
+    before = Window(window, getattr(layer, "causal", False)).before
+    near = torch.arange(n)[:, None] + torch.arange(window) - before
+    near = near.clamp(0, n - 1).to(weights.device)  # beyond the ends weights are zero
+    return mapping.scatter_add(-1, near.expand(batch, heads, -1, -1), weights[..., columns - window :])
 
 
 def _shares(

@@ -6,8 +6,7 @@ The cache has Arrow files that are written once, atomically, and memory-mapped b
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
+import logging
 import os
 import platform
 import shutil
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from datasets import Dataset
@@ -27,8 +25,10 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings import names_only
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES, is_saved_dataset
 from linformer_kit.files.folders import check_writable
-from linformer_kit.files.manifest import file_fingerprint
+from linformer_kit.files.manifest import fingerprint
 from linformer_kit.files.writing import whole_file
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
 
@@ -43,37 +43,53 @@ class TextFiles:
     """Files and how to read them."""
 
     name: str  # for messages
-    paths: tuple[Path, ...]  # sorted, each once
+    paths: tuple[Path, ...]  # in the order given, each once
     document: str  # what a document of a text file is: `file` or `line`
     column: str  # text column of tables
 
     def fingerprint(self) -> str:
         """Hash of contents and order of the files, and how they are read; a copy of the same text has the same hash."""
         paths = tqdm(self.paths, desc="Hashing text", unit=" files", delay=2)
-        contents = [(path.suffix.lower(), file_fingerprint(path)) for path in paths]
-        return content_hash([_RULES_VERSION, self.document, self.column, contents])
+        contents = ((path.suffix.lower(), path) for path in paths)
+        return fingerprint(_RULES_VERSION, self.document, self.column, contents)
 
 
-def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
-    """Find the files that patterns match, sorted, each once. What a pipe holds is copied into a file without suffix.
+def find_files(
+    patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES, repeated: bool = False
+) -> tuple[Path, ...]:
+    """Find the files that patterns match, in the order of the patterns; those of one folder or glob are sorted.
 
-    Patterns are files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if they
-    are named explicitly. `field` is the setting of the patterns, for errors.
+    What a pipe holds is copied into a file without suffix.
+
+    Args:
+        patterns: Files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if
+            they are named explicitly.
+        field: The setting of the patterns, for messages.
+        suffixes: Those of the files of folders and globs, which others must have as well.
+        repeated: Whether a file that several patterns match counts as often, as one with texts to embed does. Else it
+            counts once, at its first place, and a message says so: texts to train on twice would weigh twice.
 
     Raises:
         InputError: A pattern matches no file, or names a file that is empty or has another suffix.
     """
     matches = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
-    return tuple(sorted({path.resolve(): path for path in matches}.values()))
+    once: dict[Path, Path] = {}
+    for path in matches:
+        once.setdefault(path.resolve(), path)
+    if repeated or len(once) == len(matches):
+        return tuple(matches)
+    logger.info("%s: %d files are named more than once, and read once", field, len(matches) - len(once))
+    return tuple(once.values())
 
 
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of one pattern; of a folder or glob sorted, each path once."""
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
     path = Path(os.path.expanduser(pattern))
     if path.is_dir() or (not path.exists() and any(character in pattern for character in "*?[")):
-        names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
-        texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
+        names = set(glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True))
+        texts = [path for path in sorted(map(Path, names)) if path.suffix.lower() in suffixes and path.is_file()]
         if any(map(is_saved_dataset, {text.parent for text in texts})):
             expected = "files of texts, or the folder as dataset_name"
             raise InputError(f"{field}: expected {expected}, got {pattern}, a data set of `save_to_disk`")
@@ -118,14 +134,6 @@ def text_files(patterns: list[str] | None, *, field: str, document: str = "file"
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
     name = f"standard library of Python {platform.python_version()}"
     return TextFiles(name, tuple(sorted(paths)), document="file", column="text")
-
-
-def content_hash(parts: Iterable[Any]) -> str:
-    """Hexadecimal SHA-256 of values that JSON can hold, in their order."""
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(json.dumps(part).encode() + b"\n")
-    return content.hexdigest()
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 from linformer_kit.data.corpus import split
-from linformer_kit.data.files import content_hash, find_files
+from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, TextColumns, check_text, hub_rows, load_hub, read_table
+from linformer_kit.files.manifest import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,18 @@ _INTEGER = re.compile(r"(0|-?[1-9]\d{,17})(\.0+)?", re.ASCII)  # with more digit
 _FRACTION = re.compile(r"[-+]?(\d*[.,]\d+(e[-+]?\d+)?|\d+e-\d+)", re.ASCII | re.IGNORECASE)
 _FLAGS = {"-1", "0", "1", "False", "True"}
 _MISSING = {"", "nan", "NaN", "<NA>"}  # as pandas writes it
+_MAYBE_MISSING = {"n/a", "#n/a", "na", "none", "null", "nil", "-", "?"}  # they may be names of classes as well
+_NAMED_ROWS = 3  # of those without a class
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200e\u200f\u2060\ufeff"))
 # A list, tuple, set or array as Python, NumPy and databases print it, and pandas writes it to CSV; [UNK] is a name.
 _PRINTED_LIST = re.compile(
-    r"(\w+\()?[\[{]\s*((-?[\d.]|['\"]|True|False|.*,).*)?[\]}].*|\(\s*((-?[\d.]+,|['\"]).*)?\)|set\(\)", re.DOTALL
+    r"([\w.]+\()?[\[{]\s*((-?[\d.]|['\"]|True|False|.*,).*)?[\]}].*|\(\s*((-?[\d.]+,|['\"]).*)?\)|set\(\)", re.DOTALL
+)
+# A value of Python's bytes, NumPy, PyTorch or TensorFlow as they print it.
+_PRINTED_VALUE = re.compile(
+    r"b(['\"]).*\1|<tf\..*>|(np|numpy)\.(True|False)_"
+    r"|((np|numpy|torch|tf)\.)?((str|bytes|bool|object)_|u?int\d+|float\d+|[tT]ensor)\(.*\)",
+    re.DOTALL,
 )
 
 
@@ -68,6 +77,7 @@ class Labels:
 
     names: tuple[str, ...]  # by number
     multi_label: bool = False  # whether a text may have any number of them instead of one
+    other_names: tuple[tuple[str, int], ...] = ()  # as texts write them too, and the number of the class
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -76,7 +86,35 @@ class Labels:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
-        return {_canonical(name): number for number, name in enumerate(self.names)}
+        return {**dict(self.other_names), **{_canonical(name): number for number, name in enumerate(self.names)}}
+
+    def read_as(self, classes: Collection[str]) -> Labels | None:
+        """These classes of a model, and how texts write them; None if the texts have one that is not among them.
+
+        A name in other capitals is the same if no other class is written so, and 3 is `LABEL_3` in a model whose
+        classes have no names; both are logged.
+        """
+        exact = {_canonical(name): number for number, name in enumerate(self.names)}
+        numbers = {str(number): number for number in exact.values()} if self._have_no_names else {}
+        uses = Counter(map(str.casefold, exact))
+        loose = {name.casefold(): number for name, number in exact.items() if uses[name.casefold()] == 1}
+        found = {name: exact.get(name, numbers.get(name, loose.get(name.casefold()))) for name in classes}
+        if None in found.values() or len(set(found.values())) < len(found):
+            return None
+        others = {name: number for name, number in found.items() if name not in exact and number is not None}
+        for name, number in others.items():
+            logger.warning(f"class {name!r} is taken for the model's {self.names[number]!r}")
+        return Labels(self.names, self.multi_label, tuple(others.items()))
+
+    @property
+    def _have_no_names(self) -> bool:
+        """Whether the names are those that transformers gives to classes without one."""
+        return self.names == tuple(f"LABEL_{number}" for number in range(len(self.names)))
+
+    def count(self, examples: Iterable[Example]) -> list[int]:
+        """The number of examples of each class."""
+        uses = Counter(self._numbers[_canonical(value)] for example in examples for value in example.values)
+        return [uses[number] for number in range(len(self.names))]
 
     def target(self, example: Example, *, column: str) -> int | list[float]:
         """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.
@@ -93,20 +131,32 @@ class Labels:
         return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
 
 
-def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
-    """Convert rows of tables to labelled texts.
+def as_examples(rows: Iterable[Row], columns: Columns, *, skip_unlabelled: bool = False) -> list[Example]:
+    """Convert rows of tables to labelled texts; with `skip_unlabelled`, rows without a class are left out.
 
     Raises:
-        InputError: at the first invalid row, with file and line: a missing text or class, or a mixture of single
-            classes and lists of classes; and for lists that all have a 0 or 1 for each of two classes.
+        InputError: at the first invalid row, with file and line: a missing text, or a mixture of single classes and
+            lists of classes; for rows without a class, with the first lines; and for lists that all have a 0 or 1 for
+            each of two classes.
     """
     examples: list[Example] = []
+    unlabelled = []
     for source, row in rows:
+        if _is_missing(row[columns.label]):
+            unlabelled.append(source)
+            continue
         example = _example(source, row, columns)
         if examples and example.multi_label != examples[0].multi_label:
             got, expected = ("a list", "one class") if example.multi_label else ("one class", "a list")
             raise InputError(f"{source}: {columns.label!r} is {got}; expected {expected} as in {examples[0].source}")
         examples.append(example)
+    if unlabelled:
+        first = ", ".join(unlabelled[:_NAMED_ROWS]) + (", …" if len(unlabelled) > _NAMED_ROWS else "")
+        got = f"{len(unlabelled):,} of {len(unlabelled) + len(examples):,} rows without one: {first}"
+        if not skip_unlabelled:
+            advice = "--skip_unlabelled leaves them out"
+            raise InputError(f"label_column {columns.label!r}: expected a class in each row, got {got}; {advice}")
+        logger.warning(f"label_column {columns.label!r}: left out {got}")
     if examples and all(len(example.values) == 2 and _FLAGS.issuperset(example.values) for example in examples):
         raise _one_hot(examples[0].source, list(examples[0].values), columns.label)
     return examples
@@ -136,6 +186,20 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
     return Labels(tuple(names), multi_label=examples[0].multi_label)
 
 
+def remarks(classes: Collection[str]) -> dict[str, str]:
+    """What is doubtful about names of classes: those that differ in capitals alone, and words for a missing value."""
+    spelt: dict[str, list[str]] = {}
+    for name in classes:
+        spelt.setdefault(name.casefold(), []).append(name)
+    found = {}
+    for name in classes:
+        if others := [other for other in spelt[name.casefold()] if other != name]:
+            found[name] = f"differs from {listed_classes(others)} in capitals alone"
+        elif name.casefold() in _MAYBE_MISSING:
+            found[name] = "a class, or a missing one?"
+    return found
+
+
 def listed_classes(names: Sequence[str]) -> str:
     """The names of the first classes, for messages."""
     return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
@@ -161,13 +225,20 @@ def _one_hot(source: str, value: list[Any], column: str) -> InputError:
     return InputError(f"{source}: {column!r} is {got}; expected the names or numbers of the text's classes")
 
 
+def _is_missing(value: Any) -> bool:
+    return value is None or _canonical(str(value)) in _MISSING
+
+
 def _class(value: Any, source: str, column: str) -> str:
     """A class as a string: Parquet and JSON contain numbers, and floats in columns with missing values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    name = _canonical(str(value))
-    if value is None or name in _MISSING:
+    if _is_missing(value):
         raise InputError(f"{source}: no class in {column!r}; expected one")
+    name = _canonical(str(value))
+    if isinstance(value, str) and _PRINTED_VALUE.fullmatch(name):
+        got = f"{name[:40]!r}, a value as a library prints it"
+        raise InputError(f"{source}: {column!r} is {got}; expected the class itself, such as {'pos'!r} or 1")
     fraction = _FRACTION.fullmatch(name)
     if fraction or not isinstance(value, (str, int)):
         got = f"{name}, a number with a fraction" if fraction else type(value).__name__
@@ -193,14 +264,17 @@ class LabelledTexts:
     description: str  # source and numbers of texts in one line, for logs and reports
 
     def fingerprint(self) -> str:
-        """Hexadecimal hash of all texts and classes."""
-        every = (*self.train, *self.validation)
-        sizes = [len(self.train), len(self.validation)]
-        return content_hash([sizes, *([example.text, example.text_pair, example.values] for example in every)])
+        """Hexadecimal hash of all texts, and of their classes with the numbers that they have."""
+        sides = (self.train, self.validation)
+        texts = (((each.text, each.text_pair, each.values) for each in side) for side in sides)
+        return fingerprint(self.labels.names, *texts)
 
 
-def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
+def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> LabelledTexts:
     """Find, read and check all labelled texts; validation texts that are training texts too are logged as a warning.
+
+    The classes are those of the training texts; or all that the model knows already, `known`, in its order, if each
+    class of the training texts is one of them.
 
     Raises:
         InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
@@ -208,16 +282,21 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     """
     columns = _columns(settings, "train_file", Columns("text"))
     train = _read(settings, columns, "train")
-    labels = labels_of(train, columns.label)
+    found = labels_of(train, columns.label)
+    labels = (known and known.read_as(found.names)) or found
+    labels = replace(labels, multi_label=found.multi_label)
     validation = _read(settings, columns, "validation", optional=True)
     if not validation:
         texts, fraction = (example.joined for example in train), settings.validation_fraction
-        parts = split(texts, fraction=fraction, seed=0, name="train_file")
+        classes = [example.values for example in train]
+        parts = split(texts, fraction=fraction, seed=0, name="train_file", keep=classes)
         train, validation = ([train[index] for index in part] for part in parts)
     train = sample(train, settings.max_train_samples)
     validation = sample(validation, settings.max_eval_samples)
     for example in validation:
         labels.target(example, column=columns.label)  # rejects classes of no training text
+    if lost := sorted(set(found.names) - {value for example in train for value in example.values}):
+        logger.warning(f"training: no text is left of the classes {listed_classes(lost)}, which cannot be learnt")
     learnt = {example.joined for example in train}
     if both := [example.source for example in validation if example.joined in learnt]:
         logger.warning(
@@ -233,14 +312,16 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     return LabelledTexts(train, validation, labels, columns, description)
 
 
-def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], Columns]:
-    """The labelled texts to evaluate a classifier on, and their columns: `defaults` where no setting names one.
+def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], list[Example], Columns]:
+    """The labelled texts to evaluate a classifier on, those that words are learnt from, which may be none, and their
+    columns: `defaults` where no setting names one.
 
     Raises:
         InputError: as for `load_labelled`.
     """
     columns = _columns(settings, "validation_file", defaults)
-    return _read(settings, columns, "validation"), columns
+    train = _read(replace(settings, dataset_name=None), columns, "train", optional=True)
+    return _read(settings, columns, "validation"), train, columns
 
 
 def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:
@@ -264,11 +345,18 @@ def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Colum
 
 
 def sample(examples: list[Example], count: int | None) -> list[Example]:
-    """At most `count` examples, always the same, drawn at random, in their original order."""
+    """At most `count` examples, always the same, drawn at random, in their original order.
+
+    Of each class there is one, unless there are more classes than examples.
+    """
     if count is None or count >= len(examples):
         return examples
-    drawn = np.random.default_rng(0).permutation(len(examples))[:count]
-    return [examples[index] for index in np.sort(drawn)]
+    order = np.random.default_rng(0).permutation(len(examples)).tolist()
+    of_class: dict[str, int] = {}  # its first text
+    for index in order:
+        of_class |= {value: index for value in examples[index].values if value not in of_class}
+    drawn = list(dict.fromkeys([*of_class.values(), *order]))[:count]
+    return [examples[index] for index in sorted(drawn)]
 
 
 def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: bool = False) -> list[Example]:
@@ -289,7 +377,7 @@ def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: 
             return []
         paths = find_files(patterns, field=field, suffixes=TABLE_SUFFIXES)
         place, rows = " ".join([field, *patterns]), (row for path in paths for row in read_table(path, columns.names()))
-    examples = as_examples(rows, columns)
+    examples = as_examples(rows, columns, skip_unlabelled=settings.skip_unlabelled)
     if not examples:
         raise InputError(f"{place}: expected texts, got none")
     if empty := [

@@ -24,10 +24,11 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL, PretrainSettings
-from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
-from linformer_kit.data.files import cache_folder, cached_dataset, content_hash
+from linformer_kit.data.corpus import Corpus, Side, load_corpus, texts_of
+from linformer_kit.data.files import cache_folder, cached_dataset
 from linformer_kit.data.read import text_groups
 from linformer_kit.data.tokenizer import (
+    TRAINING_VERSION,
     end_token_id,
     load_tokenizer,
     start_token_id,
@@ -35,13 +36,14 @@ from linformer_kit.data.tokenizer import (
     tokenizer_of_prompts,
     train_tokenizer,
 )
+from linformer_kit.files.manifest import fingerprint
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
 
 logger = logging.getLogger(__name__)
 
 _MASKED, _REPLACED = 0.8, 0.1  # shares of the selected tokens, as in BERT and RoBERTa; the others are unchanged
-# Part of the name of each cached file: increase it when the same documents give other blocks.
+# Part of the name of each cached file: increase it when the same documents give other blocks or another tokenizer.
 _FORMAT_VERSION = 1
 # Characters per call of the tokenizer: enough to use all cores, with bounded memory.
 _TOKENISED_CHARACTERS = 1 << 22
@@ -60,57 +62,61 @@ class MaskedText:
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
     """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
     seq_len, causal = settings.model.max_position_embeddings, settings.model.causal
-    existing = settings.from_model or settings.tokenizer
-    # Loaded first, so that its errors come before the text is read.
-    tokenizer = load_tokenizer(existing, max_length=seq_len, is_masked=not causal) if existing else None
+    tokenizer = _existing_tokenizer(settings)  # first, so that its errors come before the text is read
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     if tokenizer is None:
-        tokenizer = _trained_tokenizer(settings, corpus)
-    if causal:
-        tokenizer = tokenizer_of_prompts(tokenizer)
+        tokenizer = _trained_tokenizer(settings, corpus.train)
+        tokenizer = tokenizer_of_prompts(tokenizer) if causal else tokenizer
     masks = next_tokens if causal else BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
 
     cache = cache_folder() / "blocks"
-
-    def blocks_of(documents: Dataset, side: str) -> MaskedBlocks:
-        key, description = f"{side} {corpus.fingerprint}", f"{side} text"
-        packed = pack(documents, tokenizer, seq_len=seq_len, cache=cache, key=key, description=description)
-        return MaskedBlocks(packed, masks)
-
-    train, validation = blocks_of(corpus.train, "training"), blocks_of(corpus.validation, "validation")
+    sides = {"training text": corpus.train, "validation text": corpus.validation}
+    train, validation = (
+        MaskedBlocks(pack(side, tokenizer, seq_len=seq_len, cache=cache, description=description), masks)
+        for description, side in sides.items()
+    )
     if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
         expected = f"enough to mask any of {len(validation)} validation sequences"
         raise InputError(f"mlm_probability: expected {expected}, got {settings.mlm_probability}")
     return MaskedText(corpus, tokenizer, train, validation)
 
 
-def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on the corpus, from the cache if it is there."""
+def _existing_tokenizer(settings: PretrainSettings) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of `from_model`, or the one that is asked for; an `InputError` for two that differ."""
+    tokenizers = []
+    for name in filter(None, (settings.from_model, settings.tokenizer)):
+        causal = settings.model.causal
+        tokenizer = load_tokenizer(name, max_length=settings.model.max_position_embeddings, is_masked=not causal)
+        tokenizers.append(tokenizer_of_prompts(tokenizer) if causal else tokenizer)
+    if len(set(map(tokenizer_fingerprint, tokenizers))) > 1:
+        raise InputError(f"tokenizer: expected that of from_model {settings.from_model}, got {settings.tokenizer}")
+    return tokenizers[0] if tokenizers else None
+
+
+def _trained_tokenizer(settings: PretrainSettings, text: Side) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on the text, from the cache if it is there."""
     vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
-    folder = cache_folder() / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
+    folder = cache_folder() / "tokenizers" / fingerprint(text.fingerprint, vocab_size, TRAINING_VERSION)
     if folder.exists():
         try:
             return load_tokenizer(str(folder), max_length=max_length)
         except InputError:
             shutil.rmtree(folder)  # damaged: make it again
-    tokenizer = train_tokenizer(texts_of(corpus.train), vocab_size=vocab_size, max_length=max_length)
+    tokenizer = train_tokenizer(texts_of(text.documents), vocab_size=vocab_size, max_length=max_length)
     with suppress(InputError), whole_folder(folder) as part:  # another process may write the same tokenizer first
         save_tokenizer(tokenizer, part)
     return load_tokenizer(str(folder), max_length=max_length)
 
 
-def pack(
-    documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, seq_len: int, cache: Path, key: str, description: str
-) -> Dataset:
+def pack(text: Side, tokenizer: PreTrainedTokenizerFast, *, seq_len: int, cache: Path, description: str) -> Dataset:
     """Tokenise documents and cut them into blocks, or read the blocks back from the cache.
 
     Args:
-        documents: Data set with a column `text`.
+        text: The documents.
         tokenizer: Has a start and an end token.
         seq_len: Length of a block in tokens, start token included.
         cache: Folder for the blocks.
-        key: Identifies the documents: equal keys mean equal documents.
         description: For the progress bar and errors.
 
     Returns:
@@ -122,7 +128,7 @@ def pack(
     schema = pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32(), seq_len)})
 
     def batches() -> Iterator[pyarrow.RecordBatch]:
-        bar = tqdm(texts_of(documents), total=len(documents), desc=f"Tokenising {description}", delay=2)
+        bar = tqdm(texts_of(text.documents), total=len(text.documents), desc=f"Tokenising {description}", delay=2)
         count = 0
         for group in blocks(bar, tokenizer, seq_len):
             count += len(group)
@@ -130,9 +136,9 @@ def pack(
             yield pyarrow.record_batch([ids], schema)
         if count == 0:
             expected = f"at least {seq_len - 1} tokens for one sequence of max_position_embeddings {seq_len}"
-            raise InputError(f"{description}: expected {expected}, got fewer")
+            raise InputError(f"{description}: expected {expected}, got fewer; give more text")
 
-    name = content_hash([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
+    name = fingerprint(text.fingerprint, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION)
     return cached_dataset(cache / f"{name}.arrow", schema, batches)
 
 

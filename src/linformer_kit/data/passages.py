@@ -18,13 +18,14 @@ from torch.utils.data import Dataset as TorchDataset
 from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
 from linformer_kit.data.corpus import load_corpus, split, texts_of
-from linformer_kit.data.files import content_hash, find_files
+from linformer_kit.data.files import find_files
 from linformer_kit.data.packing import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
 from linformer_kit.data.tokenizer import Encoder, Window
+from linformer_kit.files.manifest import fingerprint
 
 _SHORTEST = 8  # tokens of the shortest passages
-_FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
+_FULL_LENGTH = 0.5  # share of the updates with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
 _MAX_CHARACTERS = 10  # upper estimate of the characters per token
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
@@ -53,29 +54,32 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     validation: Texts
     if packing:
         corpus = load_corpus(settings, seed=settings.seed)
-        description, identity = corpus.description, corpus.fingerprint
+        description = corpus.description
+        identity = fingerprint(corpus.train.fingerprint, corpus.validation.fingerprint)
         train, validation = (
-            Passages(side, encoder, seed=settings.seed, mask=mask) for side in (corpus.train, corpus.validation)
+            Passages(side.documents, encoder, seed=settings.seed, mask=mask)
+            for side in (corpus.train, corpus.validation)
         )
     else:
         texts, held = _texts(settings)
         name = " ".join(names_only(settings.train_file or []))
         description = f"{name}: {len(texts):,} texts to learn from, {len(held):,} for validation"
-        identity = content_hash([texts, held])
+        identity = fingerprint(iter(texts), iter(held))
         train, validation = (Texts(side, encoder, mask=mask) for side in (texts, held))
     return Inputs(train, _validation_inputs(validation, settings, encoder.max_length), description, identity)
 
 
 def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
-    """Training and validation texts; equal texts are in the same part."""
+    """Training and validation texts, none of them blank; equal texts are in the same part."""
     if settings.train_file is None:
         raise InputError("train_file: expected files of texts that are inputs of their own, got none")
     columns = TextColumns(settings.text_column, settings.text_pair_column)
 
     def read(field: str) -> list[Text]:
         paths = find_files(getattr(settings, field), field=field)
-        if texts := list(read_inputs(paths, columns, document=settings.document)):
-            return texts
+        texts = read_inputs(paths, columns, document=settings.document)
+        if not_blank := [text for text in texts if "".join(filter(None, text)).strip()]:
+            return not_blank
         raise InputError(f"{field}: expected texts, got none")
 
     texts = read("train_file")
@@ -166,15 +170,15 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
 
 
 def passage_keys(inputs: int, *, longest: int, batch_size: int, seed: int, epoch: int) -> list[Key]:
-    """Random order of keys in which all inputs of one forward pass, over all processes, have the same length.
+    """Random order of keys in which all inputs of one update, over all processes, have the same length.
 
-    About half of the passes have full length. The other lengths are log-uniform, so that a model also sees single
-    sentences. A pure function of seed and epoch; an incomplete last pass is dropped.
+    About half of the updates have full length. The other lengths are log-uniform, so that a model also sees single
+    sentences. A pure function of seed and epoch; an incomplete last update is dropped.
 
     Args:
         inputs: Number of inputs.
         longest: n, the maximum length in tokens.
-        batch_size: Inputs of one forward pass over all processes.
+        batch_size: Inputs of one update over all processes.
         seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])

@@ -7,11 +7,12 @@ r"""Reading of texts: rows of tables and documents, of files and of the hub, wit
 | .tsv            | a line; quotes have no special meaning, as in GLUE                    |
 | .parquet        | a row                                                                 |
 
-A document of .txt, .py and .md is the whole file (`file`), or a non-blank line (`line`).
+A document of .txt, .py and .md is the whole file (`file`), or a line (`line`).
 
 A file without suffix, which is what a pipe held, is the kind that fits its first line.
 
-All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
+All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped. Blank documents are kept where
+each has an output of its own, and dropped where they are text to train on.
 
 Data sets of the hub are read by `datasets`; files are not. Its CSV reader shifts the columns of records with too many
 fields and fills short ones; its JSON reader turns dates into timestamps and fails where a column that is not asked for
@@ -115,12 +116,8 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iter
     return (text for text, _ in texts if text.strip())
 
 
-def read_inputs(
-    paths: Iterable[Path], columns: TextColumns, *, document: str, keep_blank: bool = False
-) -> Iterator[Text]:
-    """Read the texts of files: each row of a table, also blank ones, and each document of other files.
-
-    Blank documents are left out unless `keep_blank`.
+def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[Text]:
+    """Read the texts of files, also blank ones: each row of a table, and each document of other files.
 
     Raises:
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
@@ -133,7 +130,7 @@ def read_inputs(
         else:
             with open_text(path) as file:
                 texts = (line.rstrip("\n") for line in file) if document == "line" else [file.read()]
-                yield from ((text, None) for text in texts if keep_blank or text.strip())
+                yield from ((text, None) for text in texts)
 
 
 def text_groups(texts: Iterable[T], *, count: float = math.inf, characters: float = math.inf) -> Iterator[list[T]]:

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from linformer_cli.errors import InputError, check_input, input_errors
-from linformer_kit.data.files import content_hash
 from linformer_kit.data.read import Text, text_groups
+from linformer_kit.files.manifest import fingerprint
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
@@ -26,6 +26,8 @@ _MASK = AddedToken("<mask>", lstrip=True, special=True)
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
 _BATCH_SIZE = 256  # texts in one call of a tokenizer
+# Part of the name of each cached tokenizer: increase it when `train_tokenizer` makes others of the same documents.
+TRAINING_VERSION = 1
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -153,7 +155,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         del rules["truncation"], rules["padding"]
     else:
         rules = [repr(tokenizer), tokenizer.get_vocab()]
-    return content_hash([rules, start_token_id(tokenizer), end_token_id(tokenizer)])
+    return fingerprint(rules, start_token_id(tokenizer), end_token_id(tokenizer))
 
 
 class EncodedText(NamedTuple):

@@ -6,16 +6,22 @@ Axes: batch, seq_len, and the outputs of the head for each token or each text.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
@@ -27,8 +33,13 @@ from transformers import (
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.tokenizer import NO_LIMIT
+from linformer_kit.inference.embed import load_embedder
 from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.checkpoints.sentences import module_names
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
+from linformer_kit.linearized.internals import attention_implementation, bidirectional_mask_function
+from linformer_kit.linearized.windows import IMPLEMENTATION, WindowMask, window_attention, window_mask
+from linformer_kit.operator.conditions import is_exporting
 
 # Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
 _TOLERANCE = 8
@@ -44,15 +55,15 @@ Padding = Literal["none", "right", "left"]
 
 
 class Head(NamedTuple):
-    """A kind of model: its Auto class, its name in messages, its outputs, and whether there is one for each token."""
+    """A kind of model: its Auto class, its name in messages, its outputs, and which are of texts, not of tokens."""
 
     auto_class: Any
     kind: str
     outputs: tuple[str, ...]
-    by_token: bool = True
+    of_texts: tuple[str, ...] = ()
 
 
-CLASSIFIER = Head(AutoModelForSequenceClassification, "a classifier", ("logits",), by_token=False)
+CLASSIFIER = Head(AutoModelForSequenceClassification, "a classifier", ("logits",), of_texts=("logits",))
 HEADS = (
     Head(AutoModelForMaskedLM, "a masked language model", ("logits",)),
     CLASSIFIER,
@@ -61,27 +72,69 @@ HEADS = (
     # The pooler's output is not exported: if the weights have no pooler, transformers initialises it at random.
     Head(AutoModel, "an encoder", ("last_hidden_state",)),
 )
+_EMBEDDING = "sentence_embedding"
+EMBEDDER = Head(AutoModel, "a sentence embedder", ("last_hidden_state", _EMBEDDING), of_texts=(_EMBEDDING,))
+# Modules of sentence-transformers that can follow the encoder in a file: tensors to tensors, of any length.
+_AFTER_ENCODER = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout")
+
+
+def _mask(**arguments: Any) -> WindowMask | Tensor | None:
+    """The mask of exact windows; in an exported program, that of full attention has one row for all queries."""
+    padding = arguments.get("attention_mask")
+    if not is_exporting() or padding is None or arguments["mask_function"] is not bidirectional_mask_function:
+        return window_mask(**arguments)
+    return padding[:, None, None].bool()
+
+
+_EXPORTED = "exported_windows"
+AttentionInterface.register(_EXPORTED, window_attention)
+AttentionMaskInterface.register(_EXPORTED, _mask)
 
 
 class Exportable(nn.Module):
     """A model in evaluation mode that takes its inputs in a fixed order and returns a tuple.
 
-    `input_names` are the inputs, in order; the head names the outputs; `limit` is the longest input in tokens.
+    `input_names` are the inputs, in order; the head names the outputs; `limit` is the longest input in tokens;
+    `sentences` is the whole embedder, if the model is the encoder of one.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, head: Head, input_names: tuple[str, ...]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        head: Head,
+        sentences: SentenceTransformer | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.head, self.input_names = model.eval(), head, input_names
+        self.model, self.head, self.sentences = model.eval(), head, sentences
+        if attention_implementation(model) in ("sdpa", IMPLEMENTATION):
+            model.set_attn_implementation(_EXPORTED)
         self.tokenizer, self.limit = tokenizer, tokenizer.model_max_length
+        has_types = "token_type_ids" in tokenizer.model_input_names and getattr(model.config, "type_vocab_size", None)
+        self.input_names = ("input_ids", "attention_mask", *["token_type_ids"] * bool(has_types))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **types)
-        return tuple(outputs[name] for name in self.head.outputs)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        if self.sentences is None:
+            outputs = self.model(**inputs, return_dict=True)
+            return tuple(outputs[name] for name in self.head.outputs)
+        encoder, *modules = self.sentences
+        features = encoder(inputs)
+        hidden = features["token_embeddings"]
+        for module in modules:
+            features = module(features)
+        return hidden, features[_EMBEDDING][:, : self.sentences.truncate_dim]
+
+    @property
+    def prompt(self) -> str:
+        """What precedes a text unless another prompt is named, as in `SentenceTransformer.encode`."""
+        if self.sentences is None:
+            return ""
+        return self.sentences.prompts.get(self.sentences.default_prompt_name or "") or ""
 
     @property
     def size(self) -> int:
@@ -99,8 +152,10 @@ def load(name: str) -> Exportable:
     """Load the model of a folder or hub id in float32, with the head that its configuration names.
 
     Raises:
-        InputError: if it is not a complete encoder, or already quantised.
+        InputError: if it is not a complete encoder, is already quantised, or has modules that a file cannot have.
     """
+    first, *others = module_names(name) or ["Transformer"]
+    _check_modules([first], ("Transformer",), name)
     config = read_config(name, f"model: expected an encoder, got {name}")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"model: expected weights in floating point, got quantised ones in {name}")
@@ -109,15 +164,37 @@ def load(name: str) -> Exportable:
     head = next((head for head in HEADS if head.auto_class is auto_class), None)
     if head is None:
         raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
-    model, tokenizer, *_ = load_model(name, head.auto_class, head.kind, config=config)
-    names = ["input_ids", "attention_mask"]
-    if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
-        names.append("token_type_ids")
-    tokenizer.model_max_length = input_length(model, tokenizer, None)
-    if tokenizer.model_max_length >= NO_LIMIT:
+    if others and auto_class in (AutoModel, AutoModelForMaskedLM):  # sentence-transformers drops the latter's head
+        _check_modules(others, _AFTER_ENCODER, name)
+        source = _load_sentences(name)
+    else:
+        model, tokenizer, *_ = load_model(name, auto_class, head.kind, config=config)
+        tokenizer.model_max_length = input_length(model, tokenizer, None)
+        source = Exportable(model, tokenizer, head)
+    if source.limit >= NO_LIMIT:
         expected = "a longest input in tokens (model_max_length of the tokenizer)"
         raise InputError(f"model: expected {expected}, got none in {name}")
-    return Exportable(model.float(), tokenizer, head, tuple(names))
+    return source.float()
+
+
+def _load_sentences(name: str) -> Exportable:
+    """The model of an embedder, as its files say."""
+    embedder = load_embedder(name, batch_size=1, device="cpu")
+    sentences, tokenizer = embedder.sentences, embedder.tokenizer
+    leaves_out_prompt = any(not getattr(module, "include_prompt", True) for module in sentences)
+    if leaves_out_prompt and any(sentences.prompts.values()):
+        raise InputError(f"model: expected Pooling of all tokens, got include_prompt false, and prompts, in {name}")
+    if (output := sentences[0].module_output_name) != "token_embeddings":
+        raise InputError(f"model: expected a Transformer that outputs token_embeddings, got {output} in {name}")
+    tokenizer.model_max_length = embedder.limit
+    return Exportable(embedder.model, tokenizer, EMBEDDER, sentences)
+
+
+def _check_modules(names: list[str], allowed: tuple[str, ...], name: str) -> None:
+    """Reject modules of sentence-transformers whose class is not allowed in their place."""
+    for module in names:
+        if module not in allowed:
+            raise InputError(f"model: expected {' or '.join(allowed)} in modules.json of {name}, got {module}")
 
 
 def check_tokenizer(source: Exportable, folder: Path) -> None:
@@ -136,6 +213,19 @@ def check_tokenizer(source: Exportable, folder: Path) -> None:
         if any(found[name] != inputs[name] for name in found.keys() & inputs.keys()):
             expected = f"a tokenizer whose {TOKENIZER} makes the same tokens without transformers"
             raise InputError(f"model: expected {expected}, got others of {text!r:.40}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the exporters' warnings, which are about missing optional libraries and their own internals."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 class Case(NamedTuple):
@@ -161,6 +251,12 @@ def cases(limit: int) -> list[Case]:
     ]
 
 
+def example(source: Exportable) -> dict[str, Tensor]:
+    """Inputs for tracing; no size of them may reach the program."""
+    inputs = random_inputs(source, Case(2, min(7, source.limit), "left"))
+    return {name: torch.from_numpy(array) for name, array in inputs.items()}
+
+
 def random_inputs(source: Exportable, case: Case) -> Arrays:
     """Random tokens with padding of at most half of each row."""
     rows, length, padding = case
@@ -184,9 +280,12 @@ def differences(source: Exportable, run: Run, shapes: list[Case]) -> dict[Case, 
     largest = {}
     for case in tqdm(shapes, desc="compare with PyTorch", unit=" shapes", dynamic_ncols=True, delay=2):
         inputs = random_inputs(source, case)
-        real = inputs["attention_mask"] == 1 if source.head.by_token else slice(None)
-        pairs = zip(run(inputs), source.run(inputs), strict=True)
-        largest[case] = max(float(np.abs(ours[real].astype(np.float64) - theirs[real]).max()) for ours, theirs in pairs)
+        real = inputs["attention_mask"] == 1
+        places = [... if name in source.head.of_texts else real for name in source.head.outputs]
+        outputs = zip(run(inputs), source.run(inputs), places, strict=True)
+        largest[case] = max(
+            float(np.abs(ours[at].astype(np.float64) - theirs[at]).max()) for ours, theirs, at in outputs
+        )
     return largest
 
 

@@ -1,15 +1,30 @@
-"""Manifests: size and SHA-256 of every file of a folder, to detect damage."""
+"""Fingerprints of contents; and manifests: size and SHA-256 of every file of a folder, to detect damage."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.writing import MANIFEST, flush, write_whole
+
+
+def fingerprint(*parts: Any) -> str:
+    """Hexadecimal SHA-256 of values in their order: the one hash of what a result or a cached file depends on.
+
+    A part is a value of JSON, in which a `Path` stands for the content of that file; or an iterator of such values,
+    which are hashed as they come.
+    """
+    content = hashlib.sha256()
+    for part in parts:
+        for value in part if isinstance(part, Iterator) else (part,):
+            content.update(json.dumps(value, default=file_fingerprint).encode() + b"\n")
+        content.update(b"\n")  # the end of an iterator
+    return content.hexdigest()
 
 
 def file_fingerprint(path: Path) -> str:
@@ -50,15 +65,6 @@ def listed_files(folder: Path) -> list[Path]:
     with suppress(InputError):
         paths = [folder / name for name in _entries(folder)]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
-
-
-def remove_listed(folder: Path) -> None:
-    """Remove the files that a manifest lists, and subfolders that become empty."""
-    for path in listed_files(folder):
-        path.unlink()
-        for parent in _between(path, folder):
-            if not any(parent.iterdir()):
-                parent.rmdir()
 
 
 def _between(path: Path, folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ _ABANDONED = 24 * 60 * 60
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, whose file then replaces `path` atomically; safe with concurrent writers.
+    """Yield a temporary path, whose file then replaces `path` atomically; safe with concurrent processes and threads.
 
     After a crash `path` has either the new content or the old one. After an error the temporary file is removed; an
     `OSError` names the path. Those of killed processes in the same folder are removed once they are a day old.
@@ -28,8 +29,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # its process has just finished
             if abandoned.is_file() and time.time() - abandoned.stat().st_mtime > _ABANDONED:
                 abandoned.unlink()
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    part.unlink(missing_ok=True)  # writing would follow a symbolic link
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     try:
         with errors_named(path):
             yield part
@@ -45,17 +45,6 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file as `whole_file` does."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a text file that must not exist yet: of processes that start at once, one creates it.
-
-    Raises:
-        FileExistsError: if it exists.
-    """
-    with errors_named(path), path.open("x", encoding="utf-8") as file:
-        file.write(text)
-    flush(path)
 
 
 def flush(path: Path) -> None:
@@ -84,15 +73,15 @@ def whole_folder(folder: Path, *, beside: bool = False, replace: bool = False) -
             write then. An error meanwhile leaves the temporary one, which is complete.
 
     Raises:
-        InputError: if another process writes, or has written, into `folder`. What that writes is kept.
+        InputError: if another process or thread writes, or has written, into `folder`. What that writes is kept.
     """
     folder = folder if replace else folder.resolve()
     taken = InputError(f"{folder}: expected a new or empty folder, got one that another process has written to")
     exists = folder.exists() and not replace
-    # Within an existing folder the same name in all processes, so that only one can create it.
-    name = folder.name if exists or replace else f"{folder.name}.{os.getpid()}"
+    # Within an existing folder the same name for all writers, so that only one can create it.
+    name = folder.name if exists or replace else f"{folder.name}.{secrets.token_hex(8)}"
     part = (folder if exists else folder.parent) / f".{name}{PART}"
-    if beside or not exists:
+    if beside or replace:
         remove_tree(part)  # of a killed process
     try:
         part.mkdir(parents=True)

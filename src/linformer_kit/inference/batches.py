@@ -1,10 +1,14 @@
-"""Forward passes on tokenised texts, in batches in which no output depends on the other texts."""
+"""Models of texts: texts in the order given → groups by tokens → batches by length → an output for each text.
+
+A group is about half a minute of work. No output depends on the other texts of its batch.
+"""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +22,35 @@ from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import device_of
 from linformer_kit.interop.loading import input_length
 
-# Texts are read, sorted by length and recorded as done up to this number of texts or characters at a time.
-_GROUP_TEXTS = 1024
-_GROUP_CHARACTERS = 1 << 22
+# Tokens of a group, times weights of the model without embeddings: about half a minute on two cores, and less on
+# accelerators, where the most tokens are the limit: as many as fit in memory.
+_CPU_WORK, _ACCELERATOR_WORK = 1 << 41, 1 << 48
+_MOST_TOKENS = 1 << 20
+# Texts or characters that are tokenised at a time.
+_READ_TEXTS, _READ_CHARACTERS = 256, 1 << 22
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
 _SHORT, _LONG = "a", "a " * 20
+
+
+class Inputs(NamedTuple):
+    """A tokenised text."""
+
+    windows: list[Window]  # one, or several where it is read by pieces
+    lost: int = 0  # truncated tokens
+    weights: tuple[int, ...] = (1,)  # of each window in a mean
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model reads."""
+        return sum(len(window["input_ids"]) for window in self.windows)
+
+
+class Outputs(NamedTuple):
+    """What a model computes for consecutive texts."""
+
+    rows: Float[np.ndarray, "texts width"]
+    lost: Int[np.ndarray, " texts"]  # truncated tokens
 
 
 class TextModel(ABC):
@@ -36,13 +63,11 @@ class TextModel(ABC):
         tokenizer: Its tokenizer, which pads.
         max_length: Tokens at which texts are truncated; None: the longest input of model and tokenizer.
         batch_size: Texts per forward pass.
-        autocast: Data type of mixed precision; float32: none.
         device: The device; None: the accelerator if there is one.
 
     Attributes:
         prompt: What precedes each text.
         limit: Tokens at which texts are truncated.
-        truncated: Number of texts that were truncated so far.
     """
 
     prompt: str = ""
@@ -53,16 +78,11 @@ class TextModel(ABC):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int | None,
         batch_size: int,
-        autocast: torch.dtype,
         device: str | torch.device | None = None,
     ) -> None:
         self.device = device_of(device)
         self.model, self.tokenizer, self._batch_size = model.to(self.device), tokenizer, batch_size
-        self._half, self._autocast = model.dtype != torch.float32, autocast
         self.truncate(max_length)
-        self.truncated = 0
-        self._done: Sequence[np.ndarray] = ()
-        self._after_batch: Callable[[list[np.ndarray], int], None] = lambda rows, windows: None
 
     @abstractmethod
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
@@ -72,68 +92,81 @@ class TextModel(ABC):
         """Set the number of tokens at which texts are truncated."""
         self.limit = input_length(self.model, self.tokenizer, max_length)
 
-    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts width"], Int[np.ndarray, " texts"]]:
-        """The output for each text, of which all or none are pairs, and its number of truncated tokens."""
-        encoded = list(Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]))
-        self.truncated += sum(text.lost > 0 for text in encoded)
-        return self.outputs([text.window for text in encoded]), np.array([text.lost for text in encoded])
+    def encode(self, texts: Sequence[Text]) -> Iterator[Inputs]:
+        """Tokenise texts, of which all or none are pairs, each after the prompt; longer ones are truncated."""
+        for text in Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]):
+            yield Inputs([text.window], text.lost)
+
+    def combine(self, outputs: np.ndarray, texts: Sequence[Inputs]) -> Float[np.ndarray, "texts width"]:
+        """A row for each text, from the outputs `[windows, …]` of all its windows."""
+        return outputs
+
+    def __call__(self, texts: Sequence[Text]) -> Outputs:
+        """The outputs for texts, one or more, of which all or none are pairs."""
+        return self._outputs(list(self.encode(texts)))
 
     def groups(
-        self,
-        texts: Iterable[Text],
-        total: int,
-        done: int = 0,
-        rows: Sequence[np.ndarray] = (),
-        save: Callable[[list[np.ndarray], int], None] = lambda rows, done: None,
-    ) -> Iterator[list[Text]]:
-        """Groups of consecutive texts, as `in_groups`; a progress bar counts texts after each batch of a group.
+        self, texts: Iterable[Text], characters: int, before_batch: Callable[[], None] = lambda: None
+    ) -> Iterator[Outputs]:
+        """The outputs for groups of consecutive texts; a progress bar counts their tokens.
 
         Args:
-            texts: The texts that are left.
-            total: Number of all texts.
-            done: Number of texts before them.
-            rows: What `save` got last for the first group, in an interrupted run; these windows are not run again.
-            save: Called after each batch, with the rows of all windows of this group that are done, and the number of
-                texts that are done.
+            texts: The texts, of which all or none are pairs.
+            characters: Their `size` in all, from which the bar estimates the number of their tokens.
+            before_batch: Called before each batch.
         """
-        with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-
-            def after_batch(rows: list[np.ndarray], windows: int) -> None:
-                finished = done + len(group) * len(rows) // windows
-                bar.update(finished - bar.n)
-                save(rows, finished)
-
-            for group in in_groups(texts):
-                self._done, self._after_batch = rows, after_batch
-                yield group
-                done, rows = done + len(group), ()
-                bar.update(done - bar.n)
+        read, tokens = 0, 0
+        with tqdm(unit=" tokens", unit_scale=True, dynamic_ncols=True, delay=2) as bar:
+            for group, length in self._in_groups(texts):
+                read += length
+                tokens += sum(text.tokens for text in group)
+                bar.total = round(tokens * characters / read)
+                yield self._outputs(group, before_batch, bar.update)
 
     def pad(self, windows: Sequence[Window]) -> BatchEncoding:
         """Inputs of the model for one batch."""
         return self.tokenizer.pad(list(windows), return_tensors="pt").to(self.device)
 
-    @torch.inference_mode()
-    def outputs(
-        self, windows: Sequence[Window], run: Callable[[list[int]], Iterable[np.ndarray]] | None = None
-    ) -> Float[np.ndarray, "rows width"]:
-        """The outputs for tokenised texts, one or more, in their order.
+    def _in_groups(self, texts: Iterable[Text]) -> Iterator[tuple[list[Inputs], int]]:
+        """Groups of consecutive texts, tokenised, and their `size`; each has a full batch, unless texts end."""
+        group: list[Inputs] = []
+        tokens, length = 0, 0
+        for some in text_groups(texts, count=_READ_TEXTS, characters=_READ_CHARACTERS):
+            for text, inputs in zip(some, self.encode(some), strict=True):
+                group.append(inputs)
+                tokens, length = tokens + inputs.tokens, length + size(text)
+                if tokens >= self._group_tokens and len(group) >= self._batch_size:
+                    yield group, length
+                    group, tokens, length = [], 0, 0
+        if group:
+            yield group, length
 
-        Args:
-            windows: Tokenised texts.
-            run: From the numbers of some windows to one or more rows for each; None: `forward` of these windows.
-        """
-        run = run or (lambda batch: self.forward([windows[index] for index in batch]))
-        size = 1 if len(windows) > 1 and self._reads_padding else self._batch_size
-        order, rows = by_length(windows), list(self._done)
-        for start in range(len(rows), len(windows), size):
-            mixed = torch.autocast(self.device.type, self._autocast, enabled=self._autocast != torch.float32)
-            with mixed, input_errors("model: expected one that reads these texts"):  # all tokens have an embedding
-                rows += map(np.atleast_2d, run(order[start : start + size]))
-            self._after_batch(rows, len(windows))
-        outputs = np.concatenate([rows[place] for place in np.argsort(order)])
-        check_finite(outputs)
-        return outputs
+    @functools.cached_property
+    def _group_tokens(self) -> int:
+        """Tokens after which a group ends."""
+        work = _CPU_WORK if self.device.type == "cpu" else _ACCELERATOR_WORK
+        return min(_MOST_TOKENS, work // max(1, self.model.num_parameters(exclude_embeddings=True)))
+
+    @torch.inference_mode()
+    def _outputs(
+        self,
+        texts: Sequence[Inputs],
+        before_batch: Callable[[], None] = lambda: None,
+        after_batch: Callable[[int], Any] = lambda tokens: None,
+    ) -> Outputs:
+        """The outputs for tokenised texts, one or more; `after_batch` gets the number of tokens of each batch."""
+        windows = [window for text in texts for window in text.windows]
+        batch_size = 1 if len(windows) > 1 and self._reads_padding else self._batch_size
+        order, outputs = by_length(windows), []
+        for start in range(0, len(order), batch_size):
+            before_batch()
+            batch = [windows[index] for index in order[start : start + batch_size]]
+            with input_errors("model: expected one that reads these texts"):  # all tokens have an embedding
+                outputs.append(self.forward(batch))
+            after_batch(sum(len(window["input_ids"]) for window in batch))
+        in_order = np.concatenate(outputs)[np.argsort(order)]
+        check_finite(in_order)
+        return Outputs(self.combine(in_order, texts), np.array([text.lost for text in texts]))
 
     @functools.cached_property
     def _reads_padding(self) -> bool:
@@ -142,17 +175,18 @@ class TextModel(ABC):
         short, long = (text.window for text in encoder([(self.prompt + text, None) for text in (_SHORT, _LONG)]))
         with input_errors("model: expected one that reads texts"):
             alone, padded = self.forward([short])[0], self.forward([long, short])[1]
-        return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[self._half] * float(np.abs(alone).max())
+        beyond_rounding = _BEYOND_ROUNDING[self.model.dtype != torch.float32]
+        return float(np.abs(alone - padded).max()) > beyond_rounding * float(np.abs(alone).max())
+
+
+def size(text: Text) -> int:
+    """Characters of a text or pair, and one more, so that a blank text has a size too."""
+    return 1 + sum(map(len, filter(None, text)))
 
 
 def by_length(windows: Sequence[Window]) -> list[int]:
     """Indices of the windows in the order of batches, which are of similar lengths: the longest first."""
     return sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
-
-
-def in_groups(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Groups of consecutive texts; each is sorted by length, and recorded as done, as a whole."""
-    return text_groups(texts, count=_GROUP_TEXTS, characters=_GROUP_CHARACTERS)
 
 
 def check_finite(outputs: np.ndarray) -> None:

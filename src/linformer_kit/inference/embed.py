@@ -1,99 +1,77 @@
-"""Embed any number of texts, in order, in one array on disk: whole, or by pieces.
+"""Embed any number of texts, in order, in one array on disk, by sentence-transformers.
 
-Late chunking (Günther et al. 2024, arXiv 2409.04701) runs the encoder on inputs of many pieces and pools the hidden
-states of each piece, so that its vector knows its context. The mean of pieces embeds each piece alone. Both read a long
-text whole with an encoder of few positions, and a text of one piece has the vector that it has otherwise.
+Prompt, pooling and normalisation are those that the model's folder describes. The mean of pieces reads a long text
+whole with an encoder of few positions; a text of one piece has the vector that it has otherwise.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
-import json
+import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
-from tqdm import tqdm
+from transformers import AutoModel
 
-from linformer_cli.errors import InputError
-from linformer_cli.settings import EmbedSettings
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import EmbedSettings, is_local_path
 from linformer_kit.data.read import Text, TextColumns
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
-from linformer_kit.files.writing import whole_file
-from linformer_kit.inference.batches import in_groups
-from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import TextsAndOutput
-from linformer_kit.interop.loading import fingerprint
+from linformer_kit.environment import WEIGHT_DTYPES, device_of
+from linformer_kit.inference.batches import Inputs, Outputs, TextModel
+from linformer_kit.inference.output import Output, Texts
+from linformer_kit.interop.checkpoints.sentences import check_no_pickle
+from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
+from linformer_kit.linearized.linearize import optimize, text_encoder
+from linformer_kit.models.base import LinearModel, longest_input
 
 _NUMBER = np.dtype("<f4")
+_KIND = "an encoder of texts"
+
+logger = logging.getLogger(__name__)
 
 
 def main(settings: EmbedSettings) -> None:
-    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
+    """Embed the texts of files; write them as a float32 array `[texts, width]` in NumPy's format.
 
-    Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
-    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is.
+    Row i is the embedding of text i, as sentence-transformers computes it from the model's folder. The rows of each
+    file are in `OUTPUT.run.json`, and printed if there are several files.
 
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
     """
-    size, output = settings.chunk_tokens, Path(settings.out)
-    pieces = output.with_name(f"{output.name}.pieces.jsonl")
-    written = TextsAndOutput(settings, pieces)
-    written.find_texts(TextColumns(settings.text_column or "text"), document=settings.document)
-    embedder = _load(settings)
+    texts = Texts(settings, first_row=0)
+    output = Output(settings, texts)
+    texts.find(TextColumns(settings.text_column or "text"), document=settings.document)
+    embedder = load_embedder(
+        settings.model, batch_size=settings.batch_size, dtype=settings.dtype, device=settings.device
+    )
+    embedder.truncate(settings.max_length)
+    embedder.pieces = settings.pieces
+    # Raises an error without room for text; of a prompt, a text may take over the last token.
+    list(embedder.encode([("", None), ("a", None)]))
     identity = {
-        "model_fingerprint": fingerprint(embedder.sentences),
+        "model_fingerprint": model_fingerprint(embedder.sentences),
         "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,
         "max_length": embedder.limit,
     }
 
-    def start() -> bytes:
-        pieces.unlink(missing_ok=True)  # of an output that is overwritten
-        count = written.total if size is None else _write_pieces(pieces, embedder, written.texts(), size)
-        return _header(count, embedder.width)
+    def content(group: Outputs, done: int) -> tuple[bytes, dict[str, int]]:
+        return group.rows.astype(_NUMBER).tobytes(), {}
 
-    def rows(group: list[Text], done: int) -> bytes:
-        texts = [text for text, _ in group]
-        if size is not None:
-            vectors = embed_chunks(embedder, texts, size)
-        else:
-            vectors = embed_pieces(embedder, texts) if settings.pieces else embedder.embed(texts)
-        return (b"" if done else start()) + vectors.astype(_NUMBER).tobytes()
-
-    written.write(embedder, identity, rows)
-    number = "" if size is None else f"{len(np.load(output, mmap_mode='r')):,} pieces, "
-    print(f"{written.total:,} texts, {number}{embedder.width} numbers each, in {output}", file=sys.stderr)
-    if embedder.truncated:
-        longer = f"{embedder.truncated:,} texts of more than {embedder.limit:,} tokens were truncated"
+    progress = output.write(embedder, identity, content, _header(texts.total, embedder.width))
+    print(f"{texts.total:,} texts, {embedder.width} numbers each, in {settings.out}", file=sys.stderr)
+    if progress.truncated:
+        longer = f"{progress.truncated:,} texts of more than {embedder.limit:,} tokens were truncated"
         print(f"{longer}; --pieces reads whole texts", file=sys.stderr)
-
-
-def _load(settings: EmbedSettings) -> Embedder:
-    """The embedder; one that cannot embed pieces raises an error if they are asked for."""
-    embedder = load_embedder(
-        settings.model, batch_size=settings.batch_size, dtype=settings.dtype, device=settings.device
-    )
-    embedder.truncate(settings.max_length)
-    size = settings.chunk_tokens
-    if settings.pieces or size is not None:
-        # Raises an error without room for text; of a prompt, a text may take over the last token.
-        room = max(tokens.room for tokens in tokenise(embedder, ["", "a"]))
-        if size is not None and size > room:
-            expected = f"at most {room}, max_length {embedder.limit} without special tokens and prompt"
-            raise InputError(f"chunk_tokens: expected {expected}, got {size}")
-    # Of other poolings than means, a piece's first or last token says little.
-    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
-    if size is not None and after[:1] != ["mean"]:
-        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
-    return embedder
+    print(texts.rows_by_file(), end="", file=sys.stderr)
 
 
 def _header(rows: int, width: int) -> bytes:
@@ -103,123 +81,120 @@ def _header(rows: int, width: int) -> bytes:
     return header.getvalue()
 
 
-class Tokens(NamedTuple):
-    """A tokenised text, not truncated."""
+class Embedder(TextModel):
+    """A `SentenceTransformer` whose batches hold texts with similar numbers of tokens.
 
-    before: list[int]  # special tokens and the prompt
-    text: list[int]  # tokens of the text itself
-    after: list[int]  # special tokens
-    spans: list[tuple[int, int]]  # first character of each token of the text itself, and the character after its last
-    room: int  # tokens of the text itself in the longest input
+    Args:
+        sentences: The embedder; it is moved to the device.
+        batch_size: Texts, or pieces of them, per forward pass.
+        dtype: Data type of the weights: auto (as they are), float32 or bfloat16.
+        device: As for `TextModel`.
 
-    def window(self, start: int) -> Window:
-        """The longest input with a part of the text itself, from a token on, and all other tokens."""
-        return {"input_ids": [*self.before, *self.text[start : start + self.room], *self.after]}
+    Attributes:
+        pieces: Whether to embed pieces of `limit` tokens instead of truncated texts. The embedding of a text is the
+            mean of those of its pieces, weighted by their tokens, and normalised if the model's embeddings are.
+        unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
+        longest: Longest input of the encoder in tokens.
+        width: Size of the embeddings.
+    """
 
-    def passes(self, size: int) -> list[list[int]]:
-        """Of each of the longest inputs that read the text: the first token of each piece, and the end of the last."""
-        size, length = min(size, self.room), len(self.text)
-        whole = self.room // size * size
-        starts = range(0, max(1, length - self.room + whole), whole)
-        return [[*range(start, max(1, stop), size), stop] for start, stop in itertools.pairwise([*starts, length])]
+    def __init__(
+        self,
+        sentences: SentenceTransformer,
+        *,
+        batch_size: int,
+        dtype: str = "auto",
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.sentences = sentences.to(device_of(device), WEIGHT_DTYPES[dtype]).eval()
+        optimize(sentences)
+        super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, device)
+        self.pieces = False
+        self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
+        pooled = all(getattr(module, "include_prompt", True) for module in sentences)
+        features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
+        self.unpooled = int(features.get("prompt_length", 0))
+        self.width = int(sentences.get_embedding_dimension() or 0)
+        self.longest = longest_input(self.model) or self.limit
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings of texts, one or more, float32 `[texts, width]`."""
+        return self([(text, None) for text in texts]).rows
+
+    def forward(self, windows: Sequence[Window]) -> np.ndarray:
+        outputs = self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled})
+        return outputs["sentence_embedding"].float().cpu().numpy()
+
+    def encode(self, texts: Sequence[Text]) -> Iterator[Inputs]:
+        """Tokenise texts, each after the prompt, which is also in each piece if they are read by pieces.
+
+        Raises:
+            InputError: for pieces without a fast tokenizer, which knows the characters of each token, or without room
+                for text.
+        """
+        if not self.pieces:
+            yield from super().encode(texts)
+            return
+        if not self.tokenizer.is_fast:
+            raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
+        prompted = [self.prompt + text for text, _ in texts]
+        encoded = self.tokenizer(prompted, return_offsets_mapping=True, verbose=False)
+        for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
+            ordinary = [place for place, part in enumerate(encoded.sequence_ids(number)) if part is not None]
+            own = [place for place in ordinary if not self.prompt or offsets[place][1] > len(self.prompt)]
+            first = own[0] if own else max(ordinary, default=-1) + 1
+            stop = first + len(own)
+            after = ids[stop:] or (
+                [] if ids else [self.tokenizer.pad_token_id]
+            )  # a text without tokens is one of padding
+            room = self.limit - first - len(after)
+            if room < 1:
+                expected = f"at least {first + len(after) + 1} for prompt and text"
+                raise InputError(f"max_length: expected {expected}, got {self.limit}")
+            parts = [ids[start : min(start + room, stop)] for start in range(first, max(first + 1, stop), room)]
+            windows = [{"input_ids": [*ids[:first], *part, *after]} for part in parts]
+            yield Inputs(windows, weights=tuple(max(1, len(part)) for part in parts))
+
+    def combine(self, outputs: np.ndarray, texts: Sequence[Inputs]) -> np.ndarray:
+        """The embeddings, cut to `width` as sentence-transformers does: after they are normalised."""
+        if self.pieces:
+            weights = np.concatenate([text.weights for text in texts]).astype(np.float32)[:, None]
+            firsts = np.cumsum([0, *(len(text.windows) for text in texts[:-1])])
+            sums = np.add.reduceat(outputs * weights, firsts)
+            is_normal = isinstance(self.sentences[-1], Normalize)
+            lengths = np.linalg.norm(sums, axis=1, keepdims=True) if is_normal else np.add.reduceat(weights, firsts)
+            outputs = sums / lengths
+        return outputs[:, : self.sentences.truncate_dim]
 
 
-def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
-    """Tokenise texts, one or more, each after the model's prompt.
+def load_embedder(name: str, *, device: str | None = None, **options: Any) -> Embedder:
+    """The embedder of a folder or hub id, with or without files of sentence-transformers; options as for `Embedder`.
 
     Raises:
-        InputError: without a fast tokenizer, which knows the characters of each token, or without room for text.
+        InputError: for a device that is not available, a model with a decoder or without an attention mask, and files
+            that are malformed, pickled, or name foreign code.
     """
-    tokenizer, prompt = embedder.tokenizer, embedder.prompt
-    if not tokenizer.is_fast:
-        raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
-    encoded = tokenizer([prompt + text for text in texts], return_offsets_mapping=True, verbose=False)
-    for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
-        ordinary = [place for place, text in enumerate(encoded.sequence_ids(number)) if text is not None]  # not special
-        of_text = [place for place in ordinary if not prompt or offsets[place][1] > len(prompt)]
-        first = of_text[0] if of_text else max(ordinary, default=-1) + 1
-        stop = first + len(of_text)
-        spans = [(max(0, start - len(prompt)), end - len(prompt)) for start, end in offsets[first:stop]]
-        after = ids[stop:] or ([] if ids else [tokenizer.pad_token_id])  # a text without tokens is one padding token
-        around = first + len(after)
-        if embedder.limit <= around:
-            expected = f"at least {around + 1} for prompt and text"
-            raise InputError(f"max_length: expected {expected}, got {embedder.limit}")
-        yield Tokens(ids[:first], ids[first:stop], after, spans, embedder.limit - around)
-
-
-def embed_pieces(embedder: Embedder, texts: Sequence[str]) -> np.ndarray:
-    """Means of the embeddings of consecutive pieces, weighted by their numbers of tokens, float32 `[texts, width]`.
-
-    They are normalised if the embeddings of the model are, and then cut to its width, as sentence-transformers does.
-
-    Args:
-        embedder: The embedder; each piece has at most `embedder.limit` tokens, prompt and special tokens included.
-        texts: The texts, one or more; all of each is read.
-    """
-    windows: list[Window] = []
-    weights, firsts = [], []
-    for tokens in tokenise(embedder, texts):
-        firsts.append(len(windows))
-        for start in range(0, max(1, len(tokens.text)), tokens.room):
-            windows.append(tokens.window(start))
-            weights.append(max(1, min(tokens.room, len(tokens.text) - start)))
-    counts = np.array(weights, dtype=np.float32)[:, None]
-    sums = np.add.reduceat(embedder.outputs(windows) * counts, firsts)
-    is_normal = isinstance(embedder.sentences[-1], Normalize)
-    means = sums / (np.linalg.norm(sums, axis=1, keepdims=True) if is_normal else np.add.reduceat(counts, firsts))
-    return means[:, : embedder.sentences.truncate_dim]
-
-
-def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
-    """Late chunking: the embeddings of all pieces of some texts, float32 `[pieces, width]`.
-
-    A text longer than `embedder.limit` is read in several inputs of that length, whose pieces do not overlap. Its first
-    piece includes the special tokens before it and the prompt, if the model pools that; its last piece includes the
-    special tokens after it.
-
-    Args:
-        embedder: The embedder, with mean pooling.
-        texts: The texts, one or more; all of each is read.
-        size: Number of tokens of each piece; the last one of a text may have fewer.
-    """
-    encoder, *others = embedder.sentences
-    passes = [(text, edges) for text in tokenise(embedder, texts) for edges in text.passes(size)]
-    starts = [min(edges[0], max(0, len(text.text) - text.room)) for text, edges in passes]  # the last one reads back
-    windows = [text.window(start) for (text, _), start in zip(passes, starts, strict=True)]
-
-    def vector(states: torch.Tensor) -> np.ndarray:
-        outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
-        for module in others:
-            outputs = module(outputs)
-        return embedder.vectors(outputs)
-
-    def run(batch: list[int]) -> Iterator[np.ndarray]:
-        outputs = encoder(dict(embedder.pad([windows[index] for index in batch])))
-        for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
-            states, (text, pieces) = hidden[real.bool()], passes[index]
-            edges = [len(text.before) + piece - starts[index] for piece in pieces]
-            if pieces[-1] == len(text.text):
-                edges[-1] = len(states)
-            if pieces[0] == 0:
-                edges[0] = min(embedder.unpooled, edges[1] - 1)
-            yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
-
-    return embedder.outputs(windows, run)[:, : embedder.sentences.truncate_dim]
-
-
-def _write_pieces(path: Path, embedder: Embedder, texts: Iterable[Text], size: int) -> int:
-    """Write the pieces of late chunking as JSON Lines, and return their number.
-
-    A line has the `row` of the text, the `start`, which is the first character, and the `end`, behind the last one.
-    """
-    pieces = 0
-    with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        tokenised = (each for group in in_groups(texts) for each in tokenise(embedder, [text for text, _ in group]))
-        bar = tqdm(tokenised, desc="Tokenise", unit=" texts", dynamic_ncols=True, delay=2)
-        for row, tokens in enumerate(bar, start=1):
-            for start, stop in itertools.chain.from_iterable(map(itertools.pairwise, tokens.passes(size))):
-                spans = tokens.spans[start:stop] or [(0, 0)]
-                file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
-                pieces += 1
-    return pieces
+    available = device_of(device)
+    described = check_no_pickle(name)
+    # sentence-transformers would load a model without some of its weights, so its files are checked first.
+    model, tokenizer, *_ = load_model(name, AutoModel, _KIND, on_meta=True)
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise InputError(f"model: expected {_KIND}, got {kind}, an encoder with a decoder")
+    if "attention_mask" not in tokenizer.model_input_names:
+        raise InputError(f"model: expected {_KIND} with an attention mask, got {kind}")
+    with input_errors(f"model: expected {_KIND}, got {name}"):
+        safe: dict[str, Any] = {"use_safetensors": True}
+        sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=is_local_path(name))
+        for option in ("model_input_names", "padding_side"):
+            setattr(sentences.tokenizer, option, getattr(tokenizer, option))
+    if "message" in sentences.modalities:
+        raise InputError(f"model: expected {_KIND}, got {kind}, which reads messages of a chat")
+    encoder = text_encoder(sentences)
+    check_finite_weights(encoder, name)
+    if isinstance(encoder, LinearModel) and encoder.is_untrained():
+        logger.warning("%s: E and F were never trained: the embeddings mean nothing yet", name)
+    if not described:
+        pooling = getattr(sentences[-1], "pooling_mode", "no")
+        logger.warning("%s: a plain encoder (no modules.json): embedded with %s pooling", name, pooling)
+    return Embedder(sentences, device=available, **options)

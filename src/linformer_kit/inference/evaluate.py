@@ -11,8 +11,10 @@ from linformer_cli.settings import EvaluateSettings, model_label, without_local_
 from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import environment
 from linformer_kit.files.writing import whole_folder
+from linformer_kit.inference.baselines import free_results
+from linformer_kit.inference.batches import size
 from linformer_kit.inference.predict import Classifier, read_classifier
-from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
+from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
 
 
@@ -24,13 +26,13 @@ def main(settings: EvaluateSettings) -> None:
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     trained = read_classifier(settings.model)
-    labels = trained.labels
-    examples, columns = load_measured(settings, trained.columns)
+    examples, train, columns = load_measured(settings, trained.columns)
+    found = {value for example in (*examples, *train) for value in example.values}
+    labels = trained.labels.read_as(found) or trained.labels
     targets = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings, trained)
-    texts = ((example.text, example.text_pair) for example in examples)
-    groups = [classifier(group) for group in classifier.groups(texts, len(examples))]
-    logits, lost = map(np.concatenate, zip(*groups, strict=True))
+    texts = [(example.text, example.text_pair) for example in examples]
+    logits, lost = map(np.concatenate, zip(*classifier.groups(texts, sum(map(size, texts))), strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
     results: dict[str, Any] = {
         "command": "evaluate",
@@ -38,11 +40,13 @@ def main(settings: EvaluateSettings) -> None:
         "texts": {
             "count": len(examples),
             "labels": list(labels.names),
-            "cut": classifier.truncated,
+            "cut": int((lost > 0).sum()),
             "lost_tokens": int(lost.sum()),
         },
         "metrics": scores(logits, answers, targets, labels.metrics),
         **by_class(answers, targets, labels),
+        **certainty(logits, answers, targets),
+        "free": free_results(answers, targets, labels, columns, train=train, measured=examples),
         "mistakes": mistakes(logits, answers, targets, examples, labels),
         "settings": without_local_paths(settings),
         "environment": environment(classifier.device),

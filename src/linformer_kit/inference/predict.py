@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
-from linformer_kit.data.read import Text, TextColumns
-from linformer_kit.data.tokenizer import Window
-from linformer_kit.environment import device_of, fast_dtype
-from linformer_kit.inference.batches import TextModel
-from linformer_kit.inference.files import TextsAndOutput
+from linformer_kit.data.read import TextColumns
+from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
+from linformer_kit.environment import WEIGHT_DTYPES, device_of
+from linformer_kit.inference.batches import Outputs, TextModel
+from linformer_kit.inference.output import Output, Texts
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.interop.loading import load_model, model_fingerprint
 
 _DIGITS = 6
 _KIND = "a classifier (`linformer finetune` makes one)"
@@ -34,35 +33,33 @@ def main(settings: PredictSettings) -> None:
 
     A line has `row` (from 1, counted over all rows of the files), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. The numbers of texts of each
-    class are printed to standard error.
+    class are printed to standard error, and the rows of each file if there are several.
 
     Raises:
         InputError: for a file that cannot be read (nothing is written) and a model that is not a classifier.
     """
     if settings.out is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
-    output = TextsAndOutput(settings)
+    texts = Texts(settings, first_row=1)
+    output = Output(settings, texts)
     trained = read_classifier(settings.model)
     columns = TextColumns(
         settings.text_column or trained.columns.text, settings.text_pair_column or trained.columns.text_pair
     )
-    output.find_texts(columns, document="line", keep_blank=True)
+    texts.find(columns, document="line")
     classifier = Classifier(settings, trained)
-    if settings.out is None:
-        for group in classifier.groups(output.texts(), output.total):
-            sys.stdout.buffer.write(classifier.lines(group, classifier.texts))
-    else:
-        identity = {
-            "model_fingerprint": fingerprint(classifier.model),
-            "labels": list(trained.labels.names),
-            "max_length": classifier.limit,
-            "dtype": classifier.dtype,
-            **columns.names(),
-        }
-        output.write(classifier, identity, classifier.lines)
-    shown = ", ".join(f"{count:,} {name}" for name, count in classifier.counts.items())
-    truncated = f"; {classifier.truncated:,} truncated" if classifier.truncated else ""
-    print(f"{classifier.texts:,} texts: {shown}{truncated}", file=sys.stderr)
+    identity = {
+        "model_fingerprint": model_fingerprint(classifier.model),
+        "tokenizer_fingerprint": tokenizer_fingerprint(classifier.tokenizer),
+        "labels": list(trained.labels.names),
+        "max_length": classifier.limit,
+        **columns.names(),
+    }
+    progress = output.write(classifier, identity, classifier.lines)
+    shown = ", ".join(f"{progress.counts.get(name, 0):,} {name}" for name in trained.labels.names)
+    truncated = f"; {progress.truncated:,} truncated" if progress.truncated else ""
+    print(f"{progress.texts:,} texts: {shown}{truncated}", file=sys.stderr)
+    print(texts.rows_by_file(), end="", file=sys.stderr)
 
 
 class Trained(NamedTuple):
@@ -82,9 +79,6 @@ class Classifier(TextModel):
 
     Attributes:
         labels: Its classes.
-        texts: Number of texts that `lines` has classified so far.
-        counts: Number of these texts by class.
-        dtype: The data type of matrix products.
     """
 
     def __init__(self, settings: ClassifierSettings, trained: Trained | None = None) -> None:
@@ -92,17 +86,17 @@ class Classifier(TextModel):
         self.labels, _, config = trained or read_classifier(settings.model)
         auto_class = AutoModelForSequenceClassification
         model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
-        self._threshold, self.texts = settings.threshold, 0
-        self.counts = Counter(dict.fromkeys(self.labels.names, 0))
-        autocast = fast_dtype(settings.dtype, device)
-        if model.dtype != torch.float32:  # mixed precision is for weights in float32; others are converted, if asked
-            model, autocast = model.to(None if settings.dtype == "auto" else autocast), torch.float32
-        self.dtype = str(model.dtype if autocast == torch.float32 else autocast)
-        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, autocast, device)
+        self._threshold = settings.threshold
+        model.to(WEIGHT_DTYPES[settings.dtype])
+        super().__init__(model, tokenizer, settings.max_length, settings.batch_size, device)
 
-    def lines(self, texts: Sequence[Text], done: int) -> bytes:
-        """The predictions for consecutive texts as JSON Lines; `done` is the number of texts before them."""
-        logits, lost_tokens = self(texts)
+    def lines(self, group: Outputs, done: int) -> tuple[bytes, Counter[str]]:
+        """The predictions for consecutive texts as JSON Lines, and the number of each class among them.
+
+        `done` is the number of texts before them.
+        """
+        logits, lost_tokens = group
+        counts: Counter[str] = Counter()
         answers = answers_of(logits, multi_label=self.labels.multi_label, threshold=self._threshold)
         probabilities = class_probabilities(logits, multi_label=self.labels.multi_label).round(_DIGITS).tolist()
         lines = []
@@ -112,9 +106,8 @@ class Classifier(TextModel):
             line |= {"probabilities": dict(zip(self.labels.names, chances, strict=True))}
             line |= {"lost_tokens": lost} if lost else {}
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-            self.counts.update([label] if isinstance(label, str) else label)
-        self.texts += len(lines)
-        return "".join(lines).encode()
+            counts.update([label] if isinstance(label, str) else label)
+        return "".join(lines).encode(), counts
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         return self.model(**self.pad(windows)).logits.float().cpu().numpy()

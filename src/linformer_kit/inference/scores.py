@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Num
 from scipy.special import expit, logit, softmax
+from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.labelled import ACCURACY, Example, Labels
 
 _MISTAKES = 100
+_BINS = 10  # of probabilities, from 0 to 1
 
 Logits = Float[np.ndarray, "texts classes"]
 Probabilities = Float[np.ndarray, "texts classes"]
@@ -33,23 +35,55 @@ def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> 
 
 
 def scores(logits: Logits, answers: Targets, targets: Targets, metrics: Sequence[str]) -> dict[str, float]:
-    """Metrics by name, each between 0 and 1, and the mean `loss` in nats.
+    """The `measures`, and the mean `loss` of the logits in nats."""
+    return measures(answers, targets, metrics) | {"loss": float(losses(logits, targets).mean())}
+
+
+def measures(answers: Targets, targets: Targets, metrics: Sequence[str]) -> dict[str, float]:
+    """Metrics by name, each between 0 and 1.
 
     Args:
-        logits: The model's logits.
         answers: The predicted classes, as from `answers_of`.
         targets: The true classes, likewise.
-        metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes), `micro_f1` (over all
-            answers together).
+        metrics: `accuracy` (exact match for multi-label), `macro_f1` (mean over the classes that occur in targets or
+            answers, as in scikit-learn; over all classes for multi-label), `micro_f1` (over all answers together).
     """
-    classes = range(logits.shape[1])
 
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        return f1_score(targets, answers, average=name.removesuffix("_f1"), labels=classes, zero_division=0.0)
+        return f1_score(targets, answers, average=name.removesuffix("_f1"), zero_division=0.0)
 
-    return {name: float(score(name)) for name in metrics} | {"loss": float(losses(logits, targets).mean())}
+    return {name: float(score(name)) for name in metrics}
+
+
+def certainty(logits: Logits, answers: Targets, targets: Targets) -> dict[str, Any]:
+    """How far the accuracy is known, and how far probabilities can be believed.
+
+    Returns:
+        `accuracy_interval`: bounds of the accuracy with 95 % confidence (Wilson), by the number of texts;
+        `calibration`: `expected_error`, the mean distance between the probability of an answer and the share of right
+        answers (Guo et al. 2017), and what it is made of, `bins` of probabilities: [mean probability, share of right
+        answers, number of answers]. For multi-label texts, an answer is the yes or no for a class.
+    """
+    right = (answers == targets).reshape(len(targets), -1)
+    interval = binomtest(int(right.all(axis=1).sum()), len(right)).proportion_ci(method="wilson")
+    chances = class_probabilities(logits, multi_label=targets.ndim == 2)
+    if targets.ndim == 2:
+        sure = np.where(answers == 1, chances, 1 - chances)
+    else:
+        sure = np.take_along_axis(chances, answers[:, None], axis=1)
+    places = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    bins = [
+        [float(sure[chosen].mean()), float(right[chosen].mean()), int(chosen.sum())]
+        for chosen in (places == place for place in range(_BINS))
+        if chosen.any()
+    ]
+    error = sum(abs(chance - share) * count for chance, share, count in bins) / right.size
+    return {
+        "accuracy_interval": [float(interval.low), float(interval.high)],
+        "calibration": {"expected_error": error, "bins": bins},
+    }
 
 
 def by_class(answers: Targets, targets: Targets, labels: Labels) -> dict[str, Any]:

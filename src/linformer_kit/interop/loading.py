@@ -1,4 +1,4 @@
-"""Load models and tokenizers from folders and the hub, and build models of converted weights; errors are one line."""
+"""Load models and tokenizers from folders and the hub; errors are one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers import (
@@ -23,14 +24,11 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
-from linformer_kit.internals import tied_weights
 from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
 from linformer_kit.models.base import longest_input, position_tables
-from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import LinformerPreTrainedModel
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 _TOKENIZER_FILES = (
@@ -75,6 +73,7 @@ def load_model(
     kind: str,
     *,
     head: dict[str, Any] | None = None,
+    same_classes: bool = False,
     config: PreTrainedConfig | None = None,
     to_run: bool = True,
     on_meta: bool = False,
@@ -85,8 +84,9 @@ def load_model(
         name: Folder or hub id.
         auto_class: One of transformers' Auto classes; None: that of the head that the configuration names.
         kind: The kind of model that it loads, for errors.
-        head: Fields of the configuration for another head; a head that is missing, does not fit or has other
-            `id2label` is newly initialised.
+        head: Fields of the configuration for a head with these classes. Weights of the head that the files lack are
+            initialised at random, and so are those with a row for each class, unless the files have `same_classes`.
+        same_classes: Whether the head of the files has the classes of `head`, in the same order.
         config: The configuration, if `read_config` has read it already, with which it checks the folder.
         to_run: Whether to load its tokenizer too, which makes the inputs that the model reads. Layers with a sliding
             window then run as exact windows, and products as is fastest here, with the same outputs.
@@ -95,7 +95,6 @@ def load_model(
     what = f"model: expected {kind}, got {name}"
     config = config or read_config(name, what)
     auto_class = auto_class or auto_class_of(config, name, kind)
-    is_new_head = head is not None and config.id2label != head["id2label"]
     with input_errors(what):
         config.update(head or {})
     if is_local_path(name):
@@ -117,9 +116,9 @@ def load_model(
             trust_remote_code=False,
             device_map="meta" if on_meta else None,
         )
-    if is_new_head:
-        _start_head_anew(model, auto_class)
     absent = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+    if head is not None and not same_classes:
+        absent |= _start_classes_anew(model, auto_class, absent)
     left_out = [key for key in sorted(loading["unexpected_keys"]) if not _UNUSED.search(key)]
     loaded = Loaded(model.eval(), None, frozenset(absent), left_out)
     prefix = f"{model.base_model_prefix}."
@@ -228,23 +227,33 @@ def auto_class_of(config: PreTrainedConfig, name: str, kind: str) -> Any:
     return getattr(transformers, f"AutoModel{ending[1].removeprefix('Model')}")
 
 
-def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
-    fresh = auto_class.from_config(model.config)
-    for name, module in model.named_children():
-        if name != model.base_model_prefix:
-            module.load_state_dict(getattr(fresh, name).state_dict())
+def _start_classes_anew(model: PreTrainedModel, auto_class: Any, known: Collection[str]) -> set[str]:
+    """Initialise the weights that have a row for each class, in place, except those that are `known` to be new.
+
+    Returns:
+        Their names.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_labels += 1  # these weights have another shape then
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in auto_class.from_config(config).state_dict().items()}
+    loaded = {name: tensor for name, tensor in model.state_dict().items() if name not in known}
+    names = {name for name, tensor in loaded.items() if tensor.shape != shapes[name]}
+    if names:
+        new = auto_class.from_config(model.config).state_dict()
+        for name in names:
+            loaded[name].copy_(new[name])
+    return names
 
 
-def resize(model: PreTrainedModel, length: int | None, mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place; with None, change nothing.
+def resize(model: PreTrainedModel, length: int, mode: ResizeMode) -> None:
+    """Change the longest sequence of a model of this package, in place, with errors that name settings.
 
     Args:
         model: The model.
         length: The new n.
         mode: As for `resize_sequence_length`.
     """
-    if length is None:
-        return
     with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
         model.resize_sequence_length(length, mode=mode)
 
@@ -277,42 +286,6 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
     return result
 
 
-def build_model(
-    model_class: type[LinformerPreTrainedModel],
-    config: LinformerConfig,
-    weights: Mapping[str, Tensor],
-    source: str,
-    *,
-    left_out: list[str],
-    new_projections: bool = False,
-) -> Loaded:
-    """Build a model with these weights, which are finite.
-
-    With `new_projections`, E and F are initialised as in a new model. `left_out` has the names of the source's weights
-    that the model has no place for.
-    """
-    model = model_class(config)
-    new = tied_weights(model)
-    kept = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if name in new or (new_projections and ".projection." in name)
-    }
-    with input_errors(f"{source}: expected weights of {model_class.__name__}"):
-        model.load_state_dict({**kept, **weights})
-    return Loaded(model.eval(), None, frozenset(), left_out)
-
-
-def build_config(source: str, fields: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration with these fields; the default k is at most n."""
-    longest = fields["max_position_embeddings"]
-    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)} if isinstance(longest, int) else {}
-    try:
-        return LinformerConfig(**{**default, **fields})
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-
-
-def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
+def model_fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of all weights except those named in `without`."""
     return weights_hash((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)

@@ -22,9 +22,9 @@ from linformer_kit.linearized.windows import (
     window_attention,
     window_mask,
 )
-from linformer_kit.operator.attention import project_heads
+from linformer_kit.operator.attention import Layout, make_slots
 from linformer_kit.operator.conditions import has_values, is_transformed
-from linformer_kit.operator.drop_in import padding_from_scores
+from linformer_kit.operator.drop_in import real_from_scores
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import (
     is_right_padded,
@@ -33,7 +33,7 @@ from linformer_kit.operator.padding import (
     right_padded,
     take_positions,
 )
-from linformer_kit.operator.projections import FullAttention, SharedProjection
+from linformer_kit.operator.projections import FullAttention, SharedProjection, Tokens, inside
 from linformer_kit.operator.slots import ForwardPass, attend_slots
 
 IMPLEMENTATION = "linformer"
@@ -93,24 +93,19 @@ def linear_attention(
         expected = f"none with linear attention, which needs one key for each of {query.shape[2]} tokens"
         raise InputError(f"past_key_values: expected {expected}, got {key.shape[2]} keys (prefix tuning, or a cache)")
     order, lengths = None, None  # the order makes the tokens right-padded, of these lengths
-    if (padding := padding_of(attention_mask, key)) is not None:
+    if (real := real_of(attention_mask, key)) is not None:
         is_known = not is_transformed() and getattr(attention_mask, _RIGHT_PADDED, False)
-        order, lengths = right_padded(padding, is_known=is_known or None)
+        order, lengths = right_padded(real, is_known=is_known or None)
     shared, window = getattr(layer, "projection", None), getattr(layer, "sliding_window", 0)
     key, value = (_in_order(one_for_each_query(heads, query), order) for heads in (key, value))
     if window:
         query = _in_order(query, order)
     query = scaled(query, scaling)
     run = ForwardPass(choose(key), lengths)
-    slots = project_heads(
-        layer if shared is None else shared.module,
-        key,
-        value,
-        run,
-        None if shared is None else layer.projected_dim,
-        sliding_window=window,
-        global_tokens=getattr(layer, "global_tokens", 0),
-    )
+    projection = layer if shared is None else shared.module
+    dims = inside(projection).checked_slots(None if shared is None else layer.projected_dim, key.shape[1])
+    layout = Layout(dims, window, getattr(layer, "global_tokens", 0))
+    slots = make_slots(projection, Tokens(key, value, True, run), layout)
     context, weights = attend_slots(query, slots, run.kernels, dropout=dropout, need_weights=need_weights)
     if weights is not None:
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
@@ -131,10 +126,10 @@ def _layer_of(module: nn.Module) -> nn.Module:
     return getattr(module, LAYER)
 
 
-def padding_of(
+def real_of(
     attention_mask: WindowMask | Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
 ) -> Bool[Tensor, "batch seq_len"] | None:
-    """The padding mask, True where padded, from the mask that layers receive; one row for each text.
+    """The mask, True for a token, from the mask that layers receive; one row for each text.
 
     Raises:
         InputError: for a mask over pairs of positions, a mask of another shape, and one that hides tokens partly.
@@ -154,8 +149,8 @@ def padding_of(
         batch, seq_len = key.shape[0], key.shape[2]
         if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
             raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {given}")
-    padding = padding_from_scores("attention_mask", mask) if mask.is_floating_point() else mask == 0
-    return padding.expand(key.shape[0], -1)
+    real = real_from_scores("attention_mask", mask) if mask.is_floating_point() else mask != 0
+    return real.expand(key.shape[0], -1)
 
 
 def mask(
@@ -175,7 +170,7 @@ def mask(
     readable = has_values(attention_mask)  # not while a CUDA graph is captured
     if readable and attention_mask.all():
         return None
-    setattr(attention_mask, _RIGHT_PADDED, readable and is_right_padded(attention_mask == 0))
+    setattr(attention_mask, _RIGHT_PADDED, readable and is_right_padded(attention_mask != 0))
     return attention_mask
 
 

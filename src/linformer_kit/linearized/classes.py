@@ -30,7 +30,7 @@ from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
-from linformer_kit.operator.projections import FullAttention
+from linformer_kit.operator.projections import FullAttention, bind_replica
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
@@ -246,6 +246,7 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         reject_old_exporter()
+        bind_replica(self.base_model)
         reject_packed(named.get("position_ids"), named.get("attention_mask"))
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
             for tokens in (named.get("input_ids"), named.get("inputs_embeds")):

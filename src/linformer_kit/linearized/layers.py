@@ -76,11 +76,12 @@ def _check_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
     ours = isinstance(config, LinformerConfig) and not config.has_slots
-    advice = " of this package; `linformer convert` makes it linear"
+    linear = ' of this package; from_pretrained(…, attention="linformer") makes it linear'
+    longer = ", which is a Linformer (`linformer resize` makes it longer)"
     for is_so, expected, got in (
         (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
-        (ours, "an encoder of transformers", advice),
-        (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
+        (ours, "an encoder of transformers", linear),
+        (config.model_type in ("linformer", "linearized"), "one with full attention", longer),
         (not accepts_attention_functions(model), _EXPECTED, ", which has its own"),
         (model.device.type == "meta", "one with weights", " on the meta device"),
     ):

@@ -31,7 +31,8 @@ from linformer_kit.linearized.layers import check_weights, is_causal_without_mas
 from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.conditions import has_values, is_exporting
 from linformer_kit.operator.kernels import choose
-from linformer_kit.operator.neighbours import Neighbours, as_bias, block_count, block_size, tokens_before
+from linformer_kit.operator.neighbours import Neighbours
+from linformer_kit.operator.window import Window, as_bias, block_count
 
 IMPLEMENTATION = "exact_windows"
 logger = logging.getLogger(__name__)
@@ -42,9 +43,10 @@ _WORTH = 2  # below this many times the columns of a block, sdpa is as fast
 class WindowMask(NamedTuple):
     """Which tokens each query sees, in blocks of queries: what layers with a window get as `attention_mask`."""
 
-    bias: Float[Tensor, "batch_or_1 blocks rows seen"]  # what is added to the scores, made once for all layers
-    window: int  # w
-    is_causal: bool  # the first column of a block is the first token of its first row's window
+    # What is added to the scores, made once for all layers; the first column of a block is the first token that its
+    # first row sees.
+    bias: Float[Tensor, "batch_or_1 blocks rows seen"]
+    window: Window
     # Queries that see no token: those of padding. `bias` shows them all, to stay finite; their output is 0, as by sdpa.
     blind: Bool[Tensor, "batch_or_1 seq_len"] | None
 
@@ -55,7 +57,7 @@ class WindowMask(NamedTuple):
         column = first + torch.arange(seen, device=self.bias.device)
         wide = self.bias.new_zeros(*self.bias.shape[:3], blocks * rows + seen, dtype=torch.bool)
         wide = wide.scatter(-1, column.expand(self.bias.shape), self.bias == 0)
-        before = tokens_before(self.window, self.is_causal)
+        before = self.window.before
         return wide.flatten(1, 2)[:, None, :length, before : before + length]
 
     @property
@@ -84,13 +86,13 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     length, size, device = arguments["q_length"], arguments["local_size"], arguments["device"]
     # So transformers calls a causal window and nothing besides.
     is_causal = arguments.get("allow_is_causal_skip", False)
-    window = size if is_causal else 2 * size + 1
-    rows, seen = block_size(length, 0, window)
+    window = Window(size if is_causal else 2 * size + 1, is_causal)
+    rows, seen = window.block_size(length, 0)
     if not is_exporting() and length < _WORTH * seen:
         return sdpa_mask(**arguments)
     blocks = torch.arange(block_count(length, rows), device=device)[None, :, None, None] * rows
     query = blocks + torch.arange(rows, device=device)[:, None]
-    key = blocks - tokens_before(window, is_causal) + torch.arange(seen, device=device)
+    key = blocks - window.before + torch.arange(seen, device=device)
     batch = torch.arange(arguments["batch_size"], device=device)[:, None, None, None]
     padding = arguments.get("attention_mask")
     inside = key.clamp(0, length - 1)
@@ -106,10 +108,10 @@ def window_mask(**arguments: Any) -> WindowMask | Tensor | None:
     blind = ~visible.any(dim=-1)
     bias = as_bias(visible | blind[..., None], torch.promote_types(arguments["dtype"], torch.float32))
     if padding is None and is_plain:
-        return WindowMask(bias, window, is_causal, None)
+        return WindowMask(bias, window, None)
     # Taken by index, since exporting refuses to flatten any number of blocks.
     position = torch.arange(length, device=device)
-    return WindowMask(bias, window, is_causal, blind[:, position // rows, position % rows])
+    return WindowMask(bias, window, blind[:, position // rows, position % rows])
 
 
 def _has_window(arguments: dict[str, Any]) -> bool:
@@ -163,8 +165,8 @@ def window_attention(
         if mask is not None and mask.dtype == torch.bool:  # True where visible
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
         return eager_attention_forward(module, query, key, value, mask, scaling, dropout)
-    bias, window, is_causal, blind = cast(WindowMask, attention_mask)
-    tokens = Neighbours(key, value, window, bias=bias, is_causal=is_causal)
+    bias, window, blind = cast(WindowMask, attention_mask)
+    tokens = Neighbours(key, value, window, bias=bias)
     no_slots = key[:, :, :0]
     context = choose(query).attention(scaled(query, scaling), no_slots, no_slots, None, tokens, dropout=dropout)
     if blind is not None:

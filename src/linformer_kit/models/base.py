@@ -71,7 +71,7 @@ class LinearModel(PreTrainedModel):
             raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
-        adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
+        adapters = getattr(self, "peft_config", {}).values()
         alone = [adapter for adapter in adapters if adapter.base_model_name_or_path in (None, "", NOT_SAVED)]
         if alone and is_main_process:
             self._save_without_adapters(state_dict or self.state_dict(), save_directory)

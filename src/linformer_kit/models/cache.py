@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.configuration import LinformerConfig
@@ -16,25 +18,36 @@ from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import require, values_are_cheap
 from linformer_kit.operator.padding import last_tokens
 from linformer_kit.operator.slots import ForwardPass, Slots
-from linformer_kit.operator.steps import keep, next_slots
+from linformer_kit.operator.steps import Past, keep, next_slots
+
+# The name of a cache among arguments and outputs: `past_key_values`, from transformers 5.24 on `cache`.
+CACHE = dataclasses.fields(BaseModelOutputWithPast)[1].name
+
+
+class _NotSupported(InputError, AttributeError):
+    """For what other caches have: `hasattr` says no, and calls end in one line."""
 
 
 class LayerCache:
     """What one layer keeps of texts."""
 
-    slots: Slots | None = None
+    past: Past | None = None
     inputs: Float[Tensor, "batch before embed"] | None = None  # the last ones, for a local convolution
     # The same after a pass that has not ended: one that is refused or interrupted changes nothing.
-    new_slots: Slots | None = None
+    new_past: Past | None = None
     new_inputs: Float[Tensor, "batch before embed"] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # `Cache` has many methods that call those of its layers, and every release has others.
+        raise _NotSupported(f"past_key_values: expected a cache that has {name!r}, got LinformerCache, which has not")
 
     def next_slots(
         self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
     ) -> Slots:
         """The slots of a layer's attention for these tokens; what the next ones need is kept."""
-        past = self.slots
+        past = self.past
         slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
-        self.new_slots = keep(attention, slots, run)
+        self.new_past = keep(attention, slots, run)
         return slots
 
     def inputs_before(self, inputs: Tensor, run: ForwardPass, count: int) -> Float[Tensor, "batch before embed"]:
@@ -91,7 +104,7 @@ class LinformerCache(Cache):
     def count(self, tokens: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None) -> None:
         """End a pass: keep what its layers have, and count its tokens; `lengths`: without padding, None: all."""
         for layer in self.layers:
-            layer.slots, layer.inputs, layer.new_slots, layer.new_inputs = layer.new_slots, layer.new_inputs, None, None
+            layer.past, layer.inputs, layer.new_past, layer.new_inputs = layer.new_past, layer.new_inputs, None, None
         batch, columns = tokens.shape[:2]
         new = torch.full((batch,), columns, device=tokens.device) if lengths is None else lengths
         self.columns += columns
@@ -100,10 +113,15 @@ class LinformerCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
 
+    @property
+    def batch_size(self) -> int:
+        """The number of texts; -1 before the first tokens, as in other caches."""
+        return -1 if self.lengths is None else len(self.lengths)
+
     def reset(self) -> None:
         self.columns, self.lengths = 0, None
         for layer in self.layers:
-            layer.slots = layer.inputs = None
+            layer.past = layer.inputs = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
@@ -118,16 +136,26 @@ class LinformerCache(Cache):
         """Apply a function to all tensors, whose first axis is that of the texts."""
 
         def changed(value: Any) -> Any:
-            if isinstance(value, tuple):  # slots and neighbours
+            if isinstance(value, tuple):  # a past
                 return type(value)(*map(changed, value))
             return change(value) if isinstance(value, Tensor) else value
 
         self.lengths = changed(self.lengths)
         for layer in self.layers:
-            layer.slots, layer.inputs = changed(layer.slots), changed(layer.inputs)
+            layer.past, layer.inputs = changed(layer.past), changed(layer.inputs)
 
 
 def check_is_ours(past: Any) -> None:
     """Raise an error for the caches of other models."""
     expected = "None, or what an earlier call returned"
     check_input(isinstance(past, LinformerCache), "past_key_values", expected, type(past).__name__)
+
+
+def given_cache(past_key_values: Any, cache: Any) -> Any:
+    """The cache of a call, which may have either name.
+
+    Raises:
+        InputError: for both.
+    """
+    check_input(past_key_values is None or cache is None, "past_key_values, cache", "one of them", "both")
+    return cache if past_key_values is None else past_key_values

@@ -22,16 +22,17 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import has_hooks, may_need_whole
 from linformer_kit.operator.kernels import Kernels
-from linformer_kit.operator.neighbours import tokens_before
-from linformer_kit.operator.padding import of_block, put_back, put_back_weights, zero_padding
+from linformer_kit.operator.padding import put_back, put_back_weights, take_block, zero_padding
 from linformer_kit.operator.projections import (
     FullAttention,
     SequenceProjection,
     SharedProjection,
+    bind_replica,
     build_projection,
     inside,
 )
 from linformer_kit.operator.slots import ForwardPass
+from linformer_kit.operator.window import Window
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
 _LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often
@@ -48,7 +49,7 @@ class LocalConvolution(nn.Module):
     def __init__(self, embed_dim: int, width: int, *, causal: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(embed_dim, width))
-        self.before = tokens_before(width, causal)
+        self.before = Window(width, causal).before
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -131,8 +132,8 @@ class LinformerLayer(GradientCheckpointingLayer):
             return self._feed_forward(hidden, attended, local, run.kernels), weights
         slots = self.self_attn.project(keys, None, run) if slots is None else slots
         for block in run.blocks:
-            attended, _ = self.self_attn.attend(inputs[block], slots.of_block(*block), run.kernels)
-            hidden[block] = self._feed_forward(hidden[block], attended, of_block(local, *block), run.kernels)
+            attended, _ = self.self_attn.attend(inputs[block], slots.block(*block), run.kernels)
+            hidden[block] = self._feed_forward(hidden[block], attended, take_block(local, *block), run.kernels)
         return hidden, None
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:
@@ -202,6 +203,8 @@ class LinformerLayers(nn.Module):
         states: list[Tensor] = []
         attentions: list[Tensor] = []
         run = ForwardPass.of(hidden, run)
+        if self.projection is not None:
+            bind_replica(self)
         for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))

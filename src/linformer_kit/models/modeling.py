@@ -22,13 +22,13 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_kit.models.base import LinearModel, reject_packed
-from linformer_kit.models.cache import LinformerCache, check_is_ours
+from linformer_kit.models.cache import LinformerCache, check_is_ours, given_cache
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerLayers, LocalConvolution, token_blocks
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.conditions import check_vectors, described, reject_old_exporter, require, values_are_cheap
 from linformer_kit.operator.kernels import choose
-from linformer_kit.operator.padding import is_right_padded, of_block, right_padded, take_positions, zero_padding
+from linformer_kit.operator.padding import is_right_padded, right_padded, take_block, take_positions, zero_padding
 from linformer_kit.operator.projections.sizes import each_dim
 from linformer_kit.operator.slots import ForwardPass
 
@@ -133,12 +133,12 @@ class Inputs(NamedTuple):
         """A copy of embeddings with zeros for what is not finite in padding: shared weights would get its gradients."""
         return self.tokens.where(self.tokens.isfinite(), zero_padding(self.tokens, self.lengths))
 
-    def of_block(self, samples: slice, rows: slice) -> Inputs:
+    def block(self, samples: slice, rows: slice) -> Inputs:
         """Some of the tokens."""
         return Inputs(
-            of_block(self.tokens, samples, rows),
-            of_block(self.position_ids, samples, rows),
-            of_block(self.token_type_ids, samples, rows),
+            take_block(self.tokens, samples, rows),
+            take_block(self.position_ids, samples, rows),
+            take_block(self.token_type_ids, samples, rows),
             None if self.lengths is None else self.lengths[samples] - rows.start,
             None,
         )
@@ -195,8 +195,8 @@ def checked_inputs(
     order = lengths = None
     if attention_mask is not None:
         check_mask(attention_mask, shape)
-        padding = attention_mask == 0
-        order, lengths = right_padded(padding, is_known=may_read and is_right_padded(padding))
+        real = attention_mask != 0
+        order, lengths = right_padded(real, is_known=may_read and is_right_padded(real))
     if order is not None:
         tokens = take_positions(tokens, order)
         if token_type_ids is not None:
@@ -233,7 +233,7 @@ def check_mask(attention_mask: Any, shape: Sequence[int]) -> None:
 
 
 class LinformerEmbeddings(nn.Module):
-    """Embeddings of words, positions and (if configured) token types, summed; then LayerNorm and dropout."""
+    """Embeddings of words, positions and (if configured) token types, summed; then (likewise) LayerNorm; dropout."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -243,7 +243,8 @@ class LinformerEmbeddings(nn.Module):
         self.position_offset = config.position_offset
         if config.type_vocab_size:
             self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        has_norm = config.embedding_norm
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "batch seq_len embed"]:
@@ -262,7 +263,7 @@ class LinformerEmbeddings(nn.Module):
         table = self.position_embeddings.weight
         hidden = table.new_empty(*inputs.tokens.shape[:2], table.shape[1])
         for block in blocks:
-            hidden[block] = self(inputs.of_block(*block))
+            hidden[block] = self(inputs.block(*block))
         return hidden
 
 
@@ -339,6 +340,7 @@ class LinformerModel(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         past_key_values: LinformerCache | None = None,
         use_cache: bool | None = None,
+        cache: LinformerCache | None = None,
     ) -> BaseModelOutput | BaseModelOutputWithPast:
         """Encode sequences.
 
@@ -354,12 +356,14 @@ class LinformerModel(LinformerPreTrainedModel):
             past_key_values: What an earlier call returned, of the tokens before these; these are kept there too. Causal
                 models only.
             use_cache: Whether to return past_key_values where none are given; default: no.
+            cache: Another name of past_key_values, that of transformers from 5.24 on.
 
         Returns:
             `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs. Values at padded positions
             are undefined.
         """
-        cache = LinformerCache(self.config) if past_key_values is None and use_cache else past_key_values
+        cache = past_key_values if cache is None else given_cache(past_key_values, cache)
+        cache = LinformerCache(self.config) if cache is None and use_cache else cache
         given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         inputs = checked_inputs(*given, past=cache)
         run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
@@ -375,4 +379,4 @@ class LinformerModel(LinformerPreTrainedModel):
             raise InputError(f"output_attentions: expected {expected}, got True")
         encoded = self.encoder(hidden, run, order, **shown, past_key_values=cache)
         cache.count(hidden, run.lengths)
-        return BaseModelOutputWithPast(**encoded, past_key_values=cache)
+        return BaseModelOutputWithPast(encoded.last_hidden_state, cache, encoded.hidden_states, encoded.attentions)

@@ -14,8 +14,8 @@ and one sequence at a time. Axes as in `slots`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -25,16 +25,18 @@ from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator.conditions import has_hooks
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.neighbours import Neighbours
-from linformer_kit.operator.padding import padding_after, zero_padding
+from linformer_kit.operator.padding import real_tokens, zero_padding
 from linformer_kit.operator.projections import (
     PROJECTIONS,
     Compressed,
     FullAttention,
     SequenceProjection,
     SharedProjection,
+    Tokens,
     inside,
 )
 from linformer_kit.operator.slots import ForwardPass, Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.window import Window
 
 
 class ProjectedAttention(nn.Module):
@@ -117,32 +119,29 @@ class ProjectedAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"] | None,
         run: ForwardPass,
     ) -> Slots:
-        """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`.
-
-        Global tokens become slots before the others, which hold the rest; with a sliding window the keys and values of
-        all tokens are there too.
-        """
-        first, window, kernels = self.global_tokens, self.sliding_window, run.kernels
+        """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`."""
         module, declared, dims = self.checked_projection()  # again: k may be set, and E and F may be replaced
-        if not self._compresses_first(declared, key.shape[1] - first, dims, kernels):  # E·(X·W + r⊗b)
-            keys, values = self.map_tokens(key, value, kernels)
-            source = key[:, first:] if first else key
-            return project_heads(module, keys, values, run, dims, window, first, causal=self.causal, source=source)
+        layout = Layout(dims, self.sliding_window, self.global_tokens, self.causal)
+        values = None if value is None else value.unsqueeze(1)
+        tokens = Tokens(key.unsqueeze(1), values, False, run, key)
+        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims, run.kernels):
+            return make_slots(module, tokens, layout, self)  # (E·X)·W + (E·r)⊗b
+        return make_slots(module, self.map_tokens(tokens), layout)  # E·(X·W + r⊗b)
 
-        def map_slots(compressed: Compressed) -> tuple[Tensor, Tensor]:  # (E·X)·W + (E·r)⊗b
-            sums = compressed.sums if self.bias_order == "before_projection" else None
-            of_keys, of_values = sums or (None, None)
-            keys = _map_rows(self.k_proj, compressed.key.squeeze(1), of_keys, kernels)
-            values = _map_rows(self.v_proj, compressed.value.squeeze(1), of_values, kernels)
-            return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
+    def map_tokens(self, tokens: Tokens) -> Tokens:
+        """X·W + 1·b of keys and values, by heads."""
+        kernels, heads, key = tokens.run.kernels, self.num_heads, tokens.key.squeeze(1)
+        keys = split_heads(kernels.apply_linear(self.k_proj, key), heads)
+        values = split_heads(kernels.apply_linear(self.v_proj, tokens.values.squeeze(1)), heads)
+        return Tokens(keys, values, True, tokens.run, inputs=key)
 
-        tokens = None
-        if first or window:  # tokens that queries see as they are; no others are mapped
-            seen = slice(None if window else first)
-            keys, values = self.map_tokens(key[:, seen], None if value is None else value[:, seen], kernels)
-            tokens = Neighbours(keys, values, window, run.lengths, is_causal=self.causal)
-        unmapped = key.unsqueeze(1), None if value is None else value.unsqueeze(1)
-        return _slots(module, *unmapped, run, dims, first, tokens, map_slots=map_slots)
+    def map_slots(self, slots: Compressed, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        """(E·X)·W + (E·r)⊗b of keys and values, by heads."""
+        sums = slots.sums if self.bias_order == "before_projection" else None
+        key_sums, value_sums = sums or (None, None)
+        keys = _map_rows(self.k_proj, slots.key.squeeze(1), key_sums, kernels)
+        values = _map_rows(self.v_proj, slots.value.squeeze(1), value_sums, kernels)
+        return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
     def attend(
         self,
@@ -172,7 +171,7 @@ class ProjectedAttention(nn.Module):
         self, projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels
     ) -> bool:
         """Whether (E·X)·W + (E·r)⊗b may and should replace E·(X·W + r⊗b): W then runs on k rows instead of n."""
-        if _is_exact(projection, seq_len, dims, kernels):  # `project_heads` makes slots of the tokens
+        if _is_exact(projection, seq_len, dims, kernels):  # `make_slots` takes the tokens as slots
             return False
         if self.bias_order == "after_projection":  # (E·X)·W + 1⊗b by definition
             return True
@@ -182,12 +181,6 @@ class ProjectedAttention(nn.Module):
         # An exported program uses one order for all lengths. Windows of short texts are few, however many slots there
         # are.
         return kernels.exporting or projection.windowed or seq_len > max(dims)
-
-    def map_tokens(self, key: Tensor, value: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
-        """X·W + 1·b of keys and values, by heads."""
-        keys = kernels.apply_linear(self.k_proj, key)
-        values = kernels.apply_linear(self.v_proj, key if value is None else value)
-        return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
     @property
     def is_full(self) -> bool:
@@ -201,86 +194,61 @@ class ProjectedAttention(nn.Module):
         return ", ".join(parts)
 
 
-def project_heads(
-    projection: nn.Module,
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
-    run: ForwardPass,
-    projected_dim: int | Sequence[int] | None = None,
-    sliding_window: int = 0,
-    global_tokens: int = 0,
-    *,
-    causal: bool = False,
-    source: Float[Tensor, "batch rest embed"] | None = None,
-) -> Slots:
-    """The slots E·(K·W_K) and F·(V·W_V) of keys and values that W_K and W_V have mapped already.
+class Layout(NamedTuple):
+    """What the queries of a layer see."""
+
+    dims: tuple[int, ...]  # k of each head
+    sliding_window: int = 0  # w, the number of tokens that each query sees
+    global_tokens: int = 0  # g, the number of tokens at the start that all queries see, as slots before the others
+    causal: bool = False  # whether queries see no later tokens
+
+
+def make_slots(projection: nn.Module, tokens: Tokens, layout: Layout, layer: ProjectedAttention | None = None) -> Slots:
+    """The slots of keys and values: E·X of the tokens after the global ones, which are slots before them.
 
     Args:
         projection: E and F.
-        key: K·W_K, right-padded.
-        value: V·W_V.
-        run: The forward pass.
-        projected_dim: k, or one for each head; None: those of the projection.
-        sliding_window: w, the number of tokens that each query sees.
-        global_tokens: g, the number of tokens at the start that all queries see.
-        causal: Whether queries see no later tokens.
-        source: The input of the keys after the global tokens; None: the mapped keys.
+        tokens: X, mapped by W_K and W_V or, with a `layer`, not.
+        layout: What queries see; with a window, also the tokens themselves.
+        layer: Its W_K and W_V map the slots, and those tokens that queries see as they are.
     """
-    declared = inside(projection)
-    dims = declared.checked_slots(projected_dim, key.shape[1])
-    lengths = run.lengths
-    key, value = zero_padding(key, lengths), zero_padding(value, lengths)
-    if _is_exact(declared, key.shape[2] - global_tokens, dims, run.kernels):
-        # Full attention (equation 2): each token is its own slot; padding comes after all real queries.
-        padding = None if lengths is None or causal else padding_after(lengths, key.shape[2])[:, None]
-        return Slots(key, value, padding, is_causal=causal)
-    tokens = Neighbours(key, value, sliding_window, lengths, is_causal=causal)
-    return _slots(projection, key, value, run, dims, global_tokens, tokens, source=source)
+    (dims, width, first, causal), run = layout, tokens.run
+    if layer is None:
+        key, value = (zero_padding(each, run.lengths) for each in (tokens.key, tokens.values))  # the biases too
+        tokens = tokens._replace(key=key, value=value)
+        if _is_exact(inside(projection), key.shape[2] - first, dims, run.kernels):
+            # Full attention (equation 2): each token is its own slot; padding comes after all real queries.
+            real = None if run.lengths is None or causal else real_tokens(run.lengths, key.shape[2])[:, None]
+            return Slots(key, value, real, is_causal=causal)
+    rest = tokens.after(first) if first else tokens
+
+    def compress(number: int) -> Slots:
+        compressed = projection(rest, number)
+        key, value = compressed[:2] if layer is None else layer.map_slots(compressed, run.kernels)
+        if compressed.sizes is None:
+            return Slots(key, value)
+        sizes = compressed.sizes[:, None]  # for all heads
+        may_be_empty = run.lengths is not None or run.kernels.exporting
+        return Slots(key, value, sizes > 0 if may_be_empty else None, sizes)
+
+    slots = compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
+    if not (first or width):
+        return slots
+    seen = tokens if layer is None else layer.map_tokens(tokens if width else tokens.until(first))
+    if first:
+        slots = slots.after_tokens(seen.key[:, :, :first], seen.values[:, :, :first], run.lengths)
+    if not width:
+        return slots
+    # Slots count for the tokens only that a query does not see.
+    edges = None if slots.sizes is None else F.pad(slots.sizes.cumsum(-1), (1, 0))
+    window = Window(width, causal, lengths=run.lengths)
+    return slots._replace(neighbours=Neighbours(seen.key, seen.values, window, edges))
 
 
 def _is_exact(projection: SequenceProjection, seq_len: int, dims: Sequence[int], kernels: Kernels) -> bool:
     """Whether each token is a slot of its own; but an exported program runs with all lengths."""
     longest = projection.exact_length(min(dims))
     return longest == math.inf or (not kernels.exporting and seq_len <= longest)
-
-
-def _slots(
-    projection: nn.Module,
-    key: Tensor,
-    value: Tensor | None,
-    run: ForwardPass,
-    dims: Sequence[int],
-    first: int,
-    tokens: Neighbours | None,
-    *,
-    source: Tensor | None = None,
-    map_slots: Callable[[Compressed], tuple[Tensor, Tensor]] | None = None,
-) -> Slots:
-    """The slots of each head, of the tokens after the first ones; these are slots before them, as `tokens` has them.
-
-    `map_slots` maps slots of one head of width d_m. With a window queries see all `tokens`.
-    """
-    if first:
-        key, value = key[:, :, first:], None if value is None else value[:, :, first:]
-        run = run._replace(lengths=None if run.lengths is None else (run.lengths - first).clamp(min=0))
-
-    def compress(number: int) -> Slots:
-        compressed = projection(key, value, number, run, source)
-        keys, values = (compressed.key, compressed.value) if map_slots is None else map_slots(compressed)
-        if compressed.sizes is None:
-            return Slots(keys, values)
-        sizes = compressed.sizes[:, None]  # for all heads
-        may_be_empty = run.lengths is not None or run.kernels.exporting
-        return Slots(keys, values, sizes == 0 if may_be_empty else None, sizes)
-
-    slots = compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
-    if tokens is not None and first:
-        slots = slots.after_tokens(tokens.key[:, :, :first], tokens.value[:, :, :first], tokens.lengths)
-    if tokens is None or not tokens.window:
-        return slots
-    if slots.sizes is not None:  # slots count for the tokens only that a query does not see
-        tokens = tokens._replace(edges=F.pad(slots.sizes.cumsum(-1), (1, 0)))
-    return slots._replace(neighbours=tokens)
 
 
 def _map_rows(linear: nn.Module, rows: Tensor, sums: Tensor | None, kernels: Kernels) -> Tensor:

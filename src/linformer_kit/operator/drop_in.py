@@ -221,22 +221,21 @@ class LinformerAttention(ProjectedAttention):
         self._check_inputs(key if query is None else query, key, key if value is None else value)
         if mask is None:
             return key if query is None else query, key, value, None, None
-        if mask.is_floating_point():
-            mask = padding_from_scores("key_padding_mask", mask)
-        shape = list(key.shape[:2])
-        fits = mask.dtype == torch.bool and list(mask.shape) == shape
+        shape, is_scores = list(key.shape[:2]), mask.is_floating_point()
+        fits = (is_scores or mask.dtype == torch.bool) and list(mask.shape) == shape
         check_input(fits, "key_padding_mask", f"bool {shape}, True where padded", described(mask))
-        order, lengths = right_padded(mask)
+        real = real_from_scores("key_padding_mask", mask) if is_scores else ~mask
+        order, lengths = right_padded(real)
 
         def ordered(sequence: Tensor) -> Tensor:
             return sequence if order is None else take_positions(sequence, order)
 
         # Before anything reads padding: else the backward pass would compute zero times NaN.
-        real = key.masked_fill(mask[..., None], 0.0)
-        key, value = ordered(real), None if value is None else ordered(value.masked_fill(mask[..., None], 0.0))
+        keys = key.masked_fill(~real[..., None], 0.0)
+        key, value = ordered(keys), None if value is None else ordered(value.masked_fill(~real[..., None], 0.0))
         if self._moves_queries:
             query = key if query is None else ordered(query)
-        return real if query is None else query, key, value, lengths, order
+        return keys if query is None else query, key, value, lengths, order
 
     @property
     def _moves_queries(self) -> bool:
@@ -290,8 +289,8 @@ def _check_sizes(
     check_input(isinstance(causal, bool), "causal", "True or False", causal)
 
 
-def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Convert an additive mask, 0 at real tokens and -1000 or less at padding, to a padding mask, True where padded.
+def real_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """Convert an additive mask, 0 at real tokens and -1000 or less at padding, to one that is True for a token.
 
     Raises:
         InputError: for other numbers, which would hide tokens partly.
@@ -301,7 +300,7 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
         "got other numbers"
     )
     require(((mask == 0) | (mask <= _HIDES)).all(), message)
-    return mask != 0
+    return mask == 0
 
 
 def _check_later_hidden(mask: Tensor, length: int) -> None:

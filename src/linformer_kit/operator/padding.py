@@ -1,7 +1,7 @@
 """Padding. Behind the door of a model, or of an attention used alone, every sequence is right-padded: its real tokens
 come first, and `lengths` says how many they are (None: all tokens of all sequences are real).
 
-Axes as in `slots`.
+Masks are `real`: True for a token. Those of other libraries are converted at the door. Axes as in `slots`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from torch import Tensor
 
 from linformer_kit.operator.conditions import values_are_cheap
 
-_LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ONNX has no stable sort
+# Added to positions of padding, so that all numbers differ: ONNX has no stable sort, OpenVINO no integers of 64 bits.
+_LAST = 1 << 30
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 
 def right_padded(
-    mask: Bool[Tensor, "batch seq_len"], *, is_known: bool | None = None
+    real: Bool[Tensor, "batch seq_len"], *, is_known: bool | None = None
 ) -> tuple[Int[Tensor, "batch seq_len"] | None, Tensor]:
     """The order that makes sequences right-padded, and their lengths.
 
     Args:
-        mask: True where padded: on the left, on the right, or in the middle.
+        real: True for a token, False for padding: on the left, on the right, or in the middle.
         is_known: Whether it is known to be padded on the right only; None: its values are read where that is cheap.
 
     Returns:
@@ -32,16 +33,16 @@ def right_padded(
         tokens, `[batch]`.
     """
     if is_known is None:
-        is_known = values_are_cheap(mask) and is_right_padded(mask)
-    lengths = (~mask).sum(dim=1)
+        is_known = values_are_cheap(real) and is_right_padded(real)
+    lengths = real.sum(dim=1)
     if is_known:
         return None, lengths
-    return (mask * _LAST + torch.arange(mask.shape[1], device=mask.device)).sort(dim=1).indices, lengths
+    return (~real * _LAST + torch.arange(real.shape[1], device=real.device)).sort(dim=1).indices, lengths
 
 
-def is_right_padded(mask: Bool[Tensor, "batch seq_len"]) -> bool:
-    """Whether no real token follows padding, True in the mask. On an accelerator this waits for all queued work."""
-    return bool((mask[:, 1:] >= mask[:, :-1]).all())
+def is_right_padded(real: Bool[Tensor, "batch seq_len"]) -> bool:
+    """Whether no real token follows padding. On an accelerator this waits for all queued work."""
+    return bool((real[:, 1:] <= real[:, :-1]).all())
 
 
 def take_positions(
@@ -85,9 +86,9 @@ def last_tokens(
     return take_positions(hidden, (ends[:, None] + torch.arange(-count, 0, device=hidden.device)).clamp(min=0))
 
 
-def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
-    """The mask, True where padded, of sequences that start with `lengths` real tokens."""
-    return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]
+def real_tokens(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
+    """True for the tokens, False for the padding after them, of sequences that start with `lengths` real tokens."""
+    return torch.arange(seq_len, device=lengths.device) < lengths[:, None]
 
 
 def zero_padding(
@@ -96,10 +97,10 @@ def zero_padding(
     """Set padding to zero, by selection: a NaN there reaches neither outputs nor gradients."""
     if lengths is None:
         return hidden
-    mask = padding_after(lengths, hidden.shape[-2])[..., None]
-    return hidden.masked_fill(mask if hidden.dim() == 3 else mask[:, None], 0.0)
+    padding = ~real_tokens(lengths, hidden.shape[-2])[..., None]
+    return hidden.masked_fill(padding if hidden.dim() == 3 else padding[:, None], 0.0)
 
 
-def of_block(tensor: _Maybe, samples: slice, *rows: slice) -> _Maybe:
+def take_block(tensor: _Maybe, samples: slice, *rows: slice) -> _Maybe:
     """Some rows of some sequences of a tensor, `[batch, rows, …]`, or `[1, …]` for every sequence, or of None."""
     return tensor if tensor is None else tensor[(slice(None) if tensor.shape[0] == 1 else samples, *rows)]

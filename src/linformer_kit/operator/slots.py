@@ -20,8 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_kit.operator.kernels import Kernels, choose
-from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
-from linformer_kit.operator.padding import of_block
+from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.padding import take_block
+from linformer_kit.operator.window import not_later
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -60,8 +61,8 @@ class Slots(NamedTuple):
 
     key: Float[Tensor, "batch heads slots head_dim"]
     value: Float[Tensor, "batch heads slots head_dim"]
-    # True for a slot without any real token, or that a head does not have; None: no such slots.
-    empty: Bool[Tensor, "batch_or_1 heads_or_1 slots"] | None = None
+    # False for a slot without any real token, or that a head does not have; None: no such slots.
+    real: Bool[Tensor, "batch_or_1 heads_or_1 slots"] | None = None
     # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
     sizes: Int[Tensor, "batch_or_1 heads_or_1 first_slots"] | None = None
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
@@ -69,56 +70,54 @@ class Slots(NamedTuple):
 
     @property
     def mask(self) -> Bool[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
-        """True for slots that a query may attend to; None: all. Cleared where it would hide all of them."""
-        if self.empty is None:
+        """True for slots that a query may attend to; None: all. Where none is real, all of them."""
+        if self.real is None:
             return None
-        return ~(self.empty & ~self.empty.all(dim=-1, keepdim=True))[:, :, None]
+        return (self.real | ~self.real.any(dim=-1, keepdim=True))[:, :, None]
 
     @classmethod
     def for_heads(cls, compress: Callable[[int], Slots], dims: Sequence[int]) -> Slots:
-        """The slots of heads with different k: each head has its own first slots, and the others are empty.
+        """The slots of heads with different k: each head has its own first slots, and the others are not real.
 
         Args:
             compress: Makes slots of all heads for a k, once for each k; of these each head uses those of its own k.
             dims: k of each head.
         """
         by_number = {k: compress(k) for k in {*dims}}
-        of_heads = [by_number[k] for k in dims]
-        missing = [max(part.key.shape[2] for part in of_heads) - part.key.shape[2] for part in of_heads]
-        keys, values, empty, sizes = [], [], [], []
-        for head, (part, fill) in enumerate(zip(of_heads, missing, strict=True)):
+        parts = [by_number[k] for k in dims]
+        missing = [max(part.key.shape[2] for part in parts) - part.key.shape[2] for part in parts]
+        keys, values, real, sizes = [], [], [], []
+        for head, (part, fill) in enumerate(zip(parts, missing, strict=True)):
             keys.append(F.pad(part.key[:, head], (0, 0, 0, fill)))
             values.append(F.pad(part.value[:, head], (0, 0, 0, fill)))
-            all_filled = torch.zeros(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
-            empty.append(F.pad(all_filled if part.empty is None else part.empty[:, 0], (0, fill), value=True))
+            all_real = torch.ones(1, part.key.shape[2], dtype=torch.bool, device=part.key.device)
+            real.append(F.pad(all_real if part.real is None else part.real[:, 0], (0, fill)))
             if part.sizes is not None:
                 sizes.append(F.pad(part.sizes[:, 0], (0, fill)))
-        key, value, is_empty = (torch.stack(each, dim=1) for each in (keys, values, empty))
-        return cls(key, value, is_empty, torch.stack(sizes, dim=1) if sizes else None)
+        key, value, is_real = (torch.stack(each, dim=1) for each in (keys, values, real))
+        return cls(key, value, is_real, torch.stack(sizes, dim=1) if sizes else None)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
         """Put slots before these that are single tokens, of which the first `lengths` are real (None: all)."""
         tokens, device = key.shape[2], key.device
-        real = torch.arange(tokens, device=device) < (tokens if lengths is None else lengths[:, None])
-        real = real.view(-1, 1, tokens)
-        empty = self.empty
+        first = torch.arange(tokens, device=device) < (tokens if lengths is None else lengths[:, None])
+        first = first.view(-1, 1, tokens)
+        real = self.real
         if lengths is not None:  # without tokens after the first ones, their slots stand for nothing
-            no_rest = (lengths <= tokens)[:, None, None]
-            empty = no_rest.expand(-1, -1, self.key.shape[2]) if empty is None else no_rest | empty
-        if empty is not None:
-            empty = _joined(~real, empty)
+            has_rest = (lengths > tokens)[:, None, None]
+            real = has_rest.expand(-1, -1, self.key.shape[2]) if real is None else has_rest & real
         return self._replace(
             key=torch.cat([key, self.key], dim=2),
             value=torch.cat([value, self.value], dim=2),
-            empty=empty,
-            sizes=real.long() if self.sizes is None else _joined(real.long(), self.sizes),
+            real=None if real is None else _joined(first, real),
+            sizes=first.long() if self.sizes is None else _joined(first.long(), self.sizes),
         )
 
-    def of_block(self, samples: slice, rows: slice) -> Slots:
+    def block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences; of causal full attention those up to the last query."""
         seen = slice(rows.stop if self.is_causal else None)
-        own = {name: of_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "empty")}
-        return self._replace(**own, neighbours=self.neighbours and self.neighbours.of_block(samples, rows))
+        own = {name: take_block(getattr(self, name), samples, slice(None), seen) for name in ("key", "value", "real")}
+        return self._replace(**own, neighbours=self.neighbours and self.neighbours.block(samples, rows))
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from linformer_cli.settings import is_local_path
 
 CARD = "README.md"
+_LINEAR = "linear-time attention (Linformer)"
 
 _TEXT = """---
 {data}
@@ -19,14 +20,15 @@ _TEXT = """---
 
 # {kind}
 
-{what} with linear-time attention (Linformer) for inputs of up to {longest:,} tokens{source}.
+{what} with {attention} for inputs of up to {longest:,} tokens{source}.
 {use}
 """
-_USE = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
+_NEEDS_US = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
 
 ```python
 import linformer_kit  # adds this type of model to transformers
-from {module} import {loader}
+"""
+_USE = """from {module} import {loader}
 
 model = {call}("FOLDER")
 ```"""
@@ -49,9 +51,10 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
     """
     kind, base = type(model).__name__, model.config.name_or_path
     is_local = not base or is_local_path(base)
+    attention = attention_of(model)
     data = ModelCardData(
         library_name="transformers",
-        tags=["linformer"],
+        tags=["linformer"] if attention == _LINEAR else None,
         base_model=None if is_local else base,
         license=license_of(base, download=False) if base else None,
     )
@@ -60,16 +63,30 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
         data=data.to_yaml(),
         kind=kind,
         what="A causal language model" if kind.endswith("ForCausalLM") else "An encoder",
+        attention=attention,
         longest=longest,
         source=f", made from {Path(base).name if is_local else base}" if base else "",
         use=use or how_to_load(model, "transformers", f"AutoModel{head[0] if head else ''}.from_pretrained"),
     )
 
 
+def attention_of(model: PreTrainedModel) -> str:
+    """What the attention layers of a model compute, in words."""
+    config = model.config
+    if getattr(config, "has_slots", False) or (getattr(config, "linformer", None) or {}).get("layers"):
+        return _LINEAR
+    layers = [module.sliding_window for module in model.modules() if hasattr(module, "sliding_window")]
+    windows = [window for window in layers if isinstance(window, int) and window > 0]
+    if not windows:
+        return "full attention"
+    return "sliding windows" + (" and, in some layers, full attention" if len(windows) < len(layers) else "")
+
+
 def how_to_load(model: PreTrainedModel, module: str, call: str) -> str:
     """How a saved model is loaded: by a call of what is imported from a module."""
     library, model_type, loader = module.replace("_", "-"), model.config.model_type, call.partition(".")[0]
-    return _USE.format(library=library, model_type=model_type, module=module, loader=loader, call=call)
+    use = ("\n```python\n" if type(model).__module__.startswith("transformers.") else _NEEDS_US) + _USE
+    return use.format(library=library, model_type=model_type, module=module, loader=loader, call=call)
 
 
 def license_of(base: str, *, download: bool) -> str | None:

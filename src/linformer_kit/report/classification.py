@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import code, shortened, table, write_report
-from linformer_kit.report.figures import draw_curves, new_figure, save_figure
+from linformer_kit.report.figures import draw_curves, new_figure, save_figure, show_grid
 
 _MISTAKES = "mistakes.jsonl"
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
 _LABEL_CHARACTERS = 30
+_FEW_TEXTS = 10  # of a class in training; with fewer it is marked
 _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
@@ -46,6 +47,8 @@ def write_finetune_report(results: dict[str, Any], mistakes: Sequence[dict[str, 
         "",
         *class_table(results, texts["labels"]),
         "",
+        *free_lines(results),
+        "",
         *table([*metrics, "best after updates", "training, s"], [row]),
     ]
     _write(results, mistakes, folder, lines)
@@ -61,6 +64,7 @@ def _write(results: dict[str, Any], mistakes: Sequence[dict[str, Any]], folder: 
     write_whole(folder / _MISTAKES, text)
     if results["confusion"] is not None:  # as for multi-label texts
         draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
+    draw_calibration(results["calibration"]["bins"], folder / "calibration.png")
     write_report(results, folder, lines)
 
 
@@ -71,6 +75,7 @@ def evaluation_lines(results: dict[str, Any]) -> list[str]:
     if texts["cut"]:
         lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
     lines += [*mistake_table(results["mistakes"]), "", *class_table(results, texts["labels"]), ""]
+    lines += [*free_lines(results), ""]
     return lines + table(list(results["metrics"]), [[f"{value:.3f}" for value in results["metrics"].values()]])
 
 
@@ -85,6 +90,20 @@ def class_table(results: dict[str, Any], labels: Sequence[str]) -> list[str]:
     ]
     more = ["", f"The {_NAMED_CLASSES} most frequent of {len(labels)} classes; metrics.json has all."] if many else []
     return table(["class", "precision", "recall", "F1", "texts"], rows) + more
+
+
+def texts_table(
+    labels: Sequence[str], train: Sequence[int], validation: Sequence[int], remarks: Mapping[str, str]
+) -> list[str]:
+    """The numbers of texts of each class, or of the rarest classes, with remarks, as lines of a Markdown table."""
+    order = sorted(range(len(labels)), key=lambda number: train[number])[:_NAMED_CLASSES]
+    rows = []
+    for number in sorted(order):
+        few = "no text to learn from" if not train[number] else "few" if train[number] < _FEW_TEXTS else ""
+        said = ", ".join(filter(None, (few, remarks.get(labels[number], ""))))
+        rows.append([code(labels[number]), f"{train[number]:,}", f"{validation[number]:,}", said])
+    more = ["", f"The {_NAMED_CLASSES} rarest of {len(labels)} classes."] if len(labels) > _NAMED_CLASSES else []
+    return table(["class", "training texts", "validation texts", ""], rows) + more
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
@@ -107,6 +126,35 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     axes.set_xlabel("predicted class")
     axes.set_ylabel("class")
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
+    save_figure(figure, path)
+
+
+def free_lines(results: dict[str, Any]) -> list[str]:
+    """What costs nothing beside the classifier, and how sure its figures are, as lines of Markdown."""
+    metrics, free = results["metrics"], results["free"]
+    names = [name for name in metrics if name != "loss"]
+    words = f"words alone, of {free['words']['texts']:,} texts" if free["words"] else ""
+    rows = {"this classifier": metrics, words: free["words"], "the most frequent class": free["most_frequent"]}
+    lines = table(
+        ["", *names], [[name, *(f"{each[metric]:.3f}" for metric in names)] for name, each in rows.items() if each]
+    )
+    if more := free["more_than_words"]:
+        difference, error = more["accuracy"], more["standard_error"]
+        said = f"{difference:+.3f} ± {error:.3f} (standard error)"
+        better = "more accurate than" if difference > 2 * error else "**not** clearly more accurate than"
+        lines += ["", f"The classifier is {better} words alone (TF-IDF, logistic regression): {said}."]
+    low, high = results["accuracy_interval"]
+    error = results["calibration"]["expected_error"]
+    return [*lines, "", f"Accuracy: {low:.3f} to {high:.3f} (95 %). Expected calibration error: {error:.3f}."]
+
+
+def draw_calibration(bins: Sequence[Sequence[float]], path: Path) -> None:
+    """Plot the share of right answers by the probability of an answer; on the diagonal, probabilities are right."""
+    figure, axes = new_figure((5.0, 4.5))
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
+    axes.plot([chance for chance, _, _ in bins], [share for _, share, _ in bins], marker="o")
+    axes.set(xlabel="probability of the answer", ylabel="share of right answers", xlim=(0, 1), ylim=(0, 1))
+    show_grid(axes)
     save_figure(figure, path)
 
 

@@ -94,7 +94,8 @@ def write_distill_report(results: dict[str, Any], folder: Path) -> None:
         "",
         *_before_and_after(curve, ["on held-out text", "before", f"after {results['updates']:,} updates"]),
         "",
-        "The error of the last hidden states is relative: 0 means equal to the teacher's, 1 no better than their mean. "
+        "The error of the last hidden states is relative: 0 means equal to the teacher's, 1 no better than their mean; "
+        f"their spread is that of {results['spread']}. "
         f"All layers are trained together after {results['layerwise_steps']:,} updates. "
         f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]
@@ -134,6 +135,8 @@ def adapter_card(about: dict[str, Any]) -> str:
         "linformer.json has all settings.",
         "",
         *_before_and_after(made["curve"], ["on held-out text, compared with the base model", "before", "after"]),
+        "",
+        f"Errors are relative to the spread of the base model's states, measured in {made['spread']}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -10,6 +10,7 @@ Sharded models are gathered before saving, so any number of processes, sharded o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, error_text, failure_kind, input_errors, machine_failure
+from linformer_kit.files.folders import find_checkpoint, recover_checkpoints
 from linformer_kit.files.manifest import listed_files, write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.report.card import CARD
+from linformer_kit.report.card import CARD, write_card
 from linformer_kit.training.state import TrainingState
+
+logger = logging.getLogger(__name__)
 
 OPTIMIZER = "optimizer.safetensors"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -83,12 +87,26 @@ def save_model(
         with whole_folder(folder, beside=True) as part:
             model.save_pretrained(part, state_dict=weights)
             save_tokenizer(tokenizer, part)
+            write_card(model, part, tokenizer.model_max_length)
             if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
                 (part / CARD).unlink(missing_ok=True)  # that of the user stays
             extra_files(part)
             write_manifest(part)
 
     write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest intact checkpoint, or None, in all processes; the log names it, and the damage of each newer one."""
+    newest: list[Path | None] = [None]
+    if PartialState().is_main_process:
+        recover_checkpoints(folder)
+        newest[0], wrong = find_checkpoint(folder)
+        for what in wrong:
+            logger.warning("resume: skipped a damaged checkpoint: %s", what)
+        logger.info("resuming from %s", newest[0] or "the beginning: no intact checkpoint")
+    broadcast_object_list(newest)
+    return newest[0]
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_cli.errors import DivergedError, InputError, check_input, renamed
-from linformer_cli.settings import DistillSettings, check_model_is_kept, model_label
+from linformer_cli.settings import DistillSettings, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
-from linformer_kit.data.tokenizer import Encoder
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
-from linformer_kit.interop.loading import fingerprint, input_length, load_model
+from linformer_kit.interop.loading import input_length, load_model, model_fingerprint
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -22,8 +22,7 @@ from linformer_kit.models.base import check_positions, longest_input, set_positi
 from linformer_kit.report.training import write_distill_report
 from linformer_kit.training.adapter import LOW_RANK, add_adapter, made_adapter, write_adapter
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.distillation_task import MEASURES, Distillation, kind_of, two_schedules
-from linformer_kit.training.loop import Training
+from linformer_kit.training.distillation_task import MEASURES, SPREAD, Distillation, kind_of, two_schedules
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan
@@ -52,7 +51,6 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings, an unsuitable encoder or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged; the results record it.
     """
-    check_model_is_kept(settings.model, settings.output_dir)
     layerwise = settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps
     check_input(0 <= layerwise <= settings.max_steps, "layerwise_steps", f"0 to {settings.max_steps}", layerwise)
     if settings.packing and settings.text_pair_column is not None:
@@ -60,7 +58,11 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     if settings.adapter_rank and settings.fully_shard:
         raise InputError("fully_shard: expected false with adapter_rank, got true")
     settings = dataclasses.replace(settings, layerwise_steps=layerwise)
-    run = Run("distill", settings)
+    with Run("distill", settings) as run:
+        return _distill(run, settings, layerwise), run.folder
+
+
+def _distill(run: Run, settings: DistillSettings, layerwise: int) -> dict[str, Any]:
     pair = _load_pair(settings)
     extra_files = sentence_files(settings.model, longer=pair.longest)
     warn_of_left_out(settings.model, extra_files)
@@ -68,8 +70,9 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {
         "text_fingerprint": inputs.fingerprint,
-        "teacher_fingerprint": fingerprint(pair.teacher),
-        "student_fingerprint": fingerprint(pair.student),
+        "teacher_fingerprint": model_fingerprint(pair.teacher),
+        "student_fingerprint": model_fingerprint(pair.student),
+        "tokenizer_fingerprint": tokenizer_fingerprint(pair.tokenizer),
     }
     run.open({"text": inputs.description}, fingerprints)
     task = Distillation(
@@ -83,14 +86,14 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         layerwise_steps=layerwise,
     )
     label = f"student, {pair.student.projection_matrix_count()} n → k matrices"
-    training = run.train(task, _plan(settings, layerwise), label=label)
-    results = _results(run, settings, pair, inputs, training)
-    if training.diverged is None:
+    run.train(task, _plan(settings, layerwise), label=label)
+    results = _results(run, settings, pair, inputs)
+    if run.diverged is None:
         _save(run, settings, pair, results, extra_files)
     run.write(write_distill_report, results)
-    if training.diverged is not None:
-        raise DivergedError(training.diverged)
-    return results, run.folder
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
+    return results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +142,10 @@ def _load_inputs(settings: DistillSettings, pair: Pair, processes: int) -> Input
     packing = not whole if settings.packing is None else settings.packing
     encoder = Encoder(pair.tokenizer, pair.longest)
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
-    batch_size, limit = settings.per_device_train_batch_size * processes, len(inputs.train)
-    expected = f"at most the {limit} training inputs in all processes"
-    check_input(batch_size <= limit, "per_device_train_batch_size", expected, batch_size)
+    update_size, limit = settings.per_device_train_batch_size * processes, len(inputs.train)
+    update_size *= settings.gradient_accumulation_steps
+    expected = f"at most the {limit} training inputs in an update of all processes"
+    check_input(update_size <= limit, "per_device_train_batch_size", expected, update_size)
     return inputs
 
 
@@ -164,13 +168,12 @@ def _plan(settings: DistillSettings, layerwise: int) -> Plan:
     )
 
 
-def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
+def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs) -> dict[str, Any]:
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
     kept = sum(parameter.numel() for name, parameter in student.named_parameters() if LOW_RANK not in name)
     return run.results(
-        training,
         teacher={
             "name": model_label(settings.model),
             "type": teacher.config.model_type,
@@ -194,7 +197,8 @@ def _results(run: Run, settings: DistillSettings, pair: Pair, inputs: Inputs, tr
             "piece_length": pair.piece_length,
         },
         layerwise_steps=settings.layerwise_steps,
-        curve={name: training.state.curve(f"eval_{name}") for name in MEASURES},
+        spread=SPREAD,
+        curve={name: run.state.curve(f"eval_{name}") for name in MEASURES},
     )
 
 

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from linformer_cli.errors import DivergedError, check_choice
-from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, check_model_is_kept, model_label
+from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
-from linformer_kit.data.labelled import LabelledTexts, Labels, load_labelled
-from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.inference.scores import answers_of, by_class, mistakes, scores
-from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
-from linformer_kit.report.classification import write_finetune_report
+from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
+from linformer_kit.inference.baselines import MOST_TEXTS, free_results
+from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import Loaded, input_length, load_model, model_fingerprint
+from linformer_kit.report.classification import texts_table, write_finetune_report
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.task import Batch, Batches, Task
+
+logger = logging.getLogger(__name__)
+
+_KIND = "an encoder that can classify sequences"
+_UNBALANCED = 4  # ratio of the numbers of texts of two classes
 
 
 def main(settings: FinetuneSettings) -> None:
@@ -48,23 +62,33 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable texts. Existing files are kept.
         DivergedError: if training diverged.
     """
-    check_model_is_kept(settings.model, settings.output_dir)
-    run = Run("finetune", settings)
-    texts = load_labelled(settings)
+    with Run("finetune", settings) as run:
+        return _finetune(run, settings), run.folder
+
+
+def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
+    config = read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
+    known = trained_classes(config)
+    texts = load_labelled(settings, known)
     labels = texts.labels
-    metric = settings.metric_for_best_model or labels.metrics[0]
+    logger.info("texts of each class:\n%s", "\n".join(_texts_table(texts)))
+    counts = np.array(labels.count(texts.train))
+    metric = settings.metric_for_best_model or _best_metric(labels, counts)
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
-    loaded = load_encoder(settings, labels, seed=settings.seed)
+    loaded = load_encoder(settings, labels, seed=settings.seed, config=config)
     model, tokenizer = loaded.model, loaded.tokenizer
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
     train, validation = (
         labelled_inputs(examples, labels, texts.columns, encoder, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
-    texts_fingerprint = texts.fingerprint()
-    texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
-    of_encoder = fingerprint(model.base_model, without=loaded.random_in_encoder)
-    run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_encoder})
+    fingerprints = {
+        "texts_fingerprint": texts.fingerprint(),
+        "model_fingerprint": model_fingerprint(model, without=loaded.random),
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+    }
+    texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
+    run.open({"texts": texts.description}, fingerprints)
     model.config.trained_columns = dataclasses.asdict(texts.columns)
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")
@@ -77,27 +101,27 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=settings.seed,
         metrics=labels.metrics,
+        class_weights=None if settings.class_weights is None else balanced_weights(counts, train.labels),
     )
-    training = run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
-    if training.diverged is not None:
-        raise DivergedError(training.diverged)
-    results, worst = _results(run, settings, texts, training, order)
+    run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
+    results, worst = _results(run, settings, texts, order)
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
-    return results, run.folder
+    return results
 
 
 def _results(
-    run: Run, settings: FinetuneSettings, texts: LabelledTexts, training: Training, order: Int[np.ndarray, " texts"]
+    run: Run, settings: FinetuneSettings, texts: LabelledTexts, order: Int[np.ndarray, " texts"]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The results, and the mistakes; the task has the validation texts in this order."""
-    task, labels, back = training.task, texts.labels, np.argsort(order)
-    logits, targets = (each[back] for each in training.measure())
+    task, labels, back = run.task, texts.labels, np.argsort(order)
+    logits, targets = (each[back] for each in run.measure())
     answers = answers_of(logits, multi_label=labels.multi_label)
     logged = {"training loss": "loss", "validation loss": "eval_loss"}
     logged |= {name: f"eval_{name}" for name in labels.metrics}
     results = run.results(
-        training,
         model={
             "name": model_label(settings.model),
             "type": task.model.config.model_type,
@@ -112,20 +136,72 @@ def _results(
             "max_length": task.tokenizer.model_max_length,
             "cut": {"train": task.train_items.truncated, "validation": task.validation_items.truncated},
         },
-        metric_for_best_model=training.plan.metric,
-        best_updates=training.plan.result_update(training.state),
-        epochs=training.state.epoch,
-        curve={name: training.state.curve(each) for name, each in logged.items()},
+        metric_for_best_model=run.plan.metric,
+        best_updates=run.plan.result_update(run.state),
+        epochs=run.state.epoch,
+        curve={name: run.state.curve(each) for name, each in logged.items()},
         metrics=task.metrics(logits, targets),
         **by_class(answers, targets, labels),
+        **certainty(logits, answers, targets),
+        free=_free_results(run, texts, answers, targets),
         # A bit for each text.
         right=None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),
     )
     return results, mistakes(logits, answers, targets, texts.validation, labels)
 
 
-def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Loaded:
-    """Load the encoder with a head for these classes, and its tokenizer; a missing head is initialised at random.
+def _free_results(run: Run, texts: LabelledTexts, answers: np.ndarray, targets: np.ndarray) -> dict[str, Any] | None:
+    """The results of `free_results`, in the process that writes them."""
+    if not run.process.is_main_process:
+        return None
+    sides = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
+    return free_results(answers, targets, texts.labels, texts.columns, **sides)
+
+
+def _best_metric(labels: Labels, counts: Int[np.ndarray, " classes"]) -> str:
+    """The metric that selects the best checkpoint where the settings name none, by the texts of each class."""
+    learnt = counts[counts > 0]
+    if labels.multi_label or learnt.max() < _UNBALANCED * learnt.min():
+        return labels.metrics[0]
+    logger.info("classes have from %s to %s texts: macro F1 selects the best checkpoint", learnt.min(), learnt.max())
+    return MACRO_F1
+
+
+def balanced_weights(
+    counts: Int[np.ndarray, " classes"], targets: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+) -> Float[Tensor, " classes"]:
+    """Weights of classes by their numbers of texts, as in scikit-learn; the mean weight of a text is 1.
+
+    For multi-label texts, those of a yes, by the number of noes: a class counts as much where it is as where it is not.
+    """
+    counts = counts.clip(min=1)
+    if targets.ndim == 2:
+        return torch.from_numpy((len(targets) - counts).clip(min=1) / counts).float()
+    return torch.from_numpy(len(targets) / len(np.unique(targets)) / counts).float()
+
+
+def _texts_table(texts: LabelledTexts) -> list[str]:
+    labels = texts.labels
+    train, validation = (labels.count(side) for side in (texts.train, texts.validation))
+    return texts_table(labels.names, train, validation, remarks(labels.names))
+
+
+def trained_classes(config: PreTrainedConfig) -> Labels | None:
+    """The classes of a classifier; None for a model of another kind."""
+    named = config.architectures if isinstance(config.architectures, list) else []
+    is_classifier = any("ForSequenceClassification" in str(each) for each in named)
+    multi_label = config.problem_type == "multi_label_classification"
+    if not is_classifier or config.problem_type == "regression" or (config.num_labels == 1 and not multi_label):
+        return None
+    return Labels(tuple(str(config.id2label.get(number)) for number in range(config.num_labels)), multi_label)
+
+
+def load_encoder(
+    settings: FinetuneSettings, labels: Labels, *, seed: int, config: PreTrainedConfig | None = None
+) -> Loaded:
+    """Load the encoder with a head for these classes, and its tokenizer; what its files lack is initialised at random.
+
+    A classifier with the same classes keeps its head. The log says which weights are new, and why.
 
     The tokenizer's `model_max_length` is set to the length of the inputs, and is saved with the classifier.
 
@@ -139,8 +215,24 @@ def load_encoder(settings: FinetuneSettings, labels: Labels, *, seed: int) -> Lo
         "label2id": {name: number for number, name in enumerate(labels.names)},
         "problem_type": "multi_label_classification" if labels.multi_label else "single_label_classification",
     }
-    kind = "an encoder that can classify sequences"
-    loaded = load_model(settings.model, AutoModelForSequenceClassification, kind, head=head)
+    config = config or read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
+    known = trained_classes(config)
+    same, kind = known is not None and known.names == labels.names, ", ".join(config.architectures or ["no name"])
+    loaded = load_model(
+        settings.model, AutoModelForSequenceClassification, _KIND, head=head, same_classes=same, config=config
+    )
+    if known is not None and same:
+        logger.info("the head is that of the model, with its classes %s", listed_classes(labels.names))
+        if known.multi_label != labels.multi_label:
+            logger.warning("the head was trained for %s", "any number of classes" if known.multi_label else "one class")
+    if loaded.random:
+        if known is None:
+            why = f"the model ({kind}) has no classes"
+        elif same:
+            why = "its files lack them"
+        else:
+            why = f"the model's classes are {listed_classes(known.names)}, those of the texts are others"
+        logger.warning("new weights, which are random: %s; %s", ", ".join(sorted(loaded.random)), why)
     loaded.tokenizer.model_max_length = input_length(loaded.model, loaded.tokenizer, settings.max_length)
     loaded.model.float()  # the trainer mixes precisions by itself
     return loaded
@@ -165,6 +257,7 @@ def classification_loss(
     logits: Float[Tensor, "batch classes"],
     labels: Num[Tensor, " batch"] | Float[Tensor, "batch classes"],
     count: Tensor | int,
+    class_weights: Float[Tensor, " classes"] | None = None,
 ) -> Float[Tensor, ""]:
     """Sum of the cross entropies of texts, or of texts and classes (multi-label), divided by `count`.
 
@@ -172,13 +265,16 @@ def classification_loss(
         logits: The model's logits.
         labels: Class indices, or 0 and 1 for each class (multi-label); -100 is ignored.
         count: Labels in all forward passes of one update, so that accumulated gradients are those of the large batch.
+        class_weights: Weight of a text by its class, or of the yes for a class (multi-label); default: 1.
     """
     logits = logits.float()
+    weights = None if class_weights is None else class_weights.to(logits.device)
     if labels.dim() == 2:
         counted = (labels != IGNORED_LABEL).to(logits.dtype)
-        total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), counted, reduction="sum")
+        target = labels.to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, target, counted, reduction="sum", pos_weight=weights)
     else:
-        total = F.cross_entropy(logits, labels, reduction="sum")
+        total = F.cross_entropy(logits, labels, weights, reduction="sum")
     return total / count
 
 
@@ -188,6 +284,7 @@ class Classification(Task):
     Args: as of `Task`, and
         texts_in_update: Texts in an update over all processes; they have similar lengths.
         metrics: Names of metrics of `scores`.
+        class_weights: As for `classification_loss`.
     """
 
     def __init__(
@@ -197,12 +294,13 @@ class Classification(Task):
         *,
         texts_in_update: int,
         metrics: Sequence[str],
+        class_weights: Float[Tensor, " classes"] | None = None,
         **data: Any,
     ) -> None:
         super().__init__(model, tokenizer, **data)
-        self._texts_in_update, self._metrics = texts_in_update, metrics
+        self._texts_in_update, self._metrics, self._class_weights = texts_in_update, metrics, class_weights
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         lengths = self.train_items.lengths
         return grouped_by_length(lengths, batch_size=self._texts_in_update, seed=self.seed, epoch=epoch)
 
@@ -210,7 +308,7 @@ class Classification(Task):
         return (batch["labels"] != IGNORED_LABEL).sum()
 
     def forward(self, batch: Batch, labels: Tensor) -> Tensor:  # type: ignore[override]
-        return classification_loss(*self.measure(batch), labels)
+        return classification_loss(*self.measure(batch), labels, self._class_weights)
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and labels."""

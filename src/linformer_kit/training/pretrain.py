@@ -23,17 +23,16 @@ from transformers import (
 )
 
 from linformer_cli.errors import DivergedError, InputError, check_input, renamed
-from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_model_is_kept
+from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.interop.loading import load_model, model_fingerprint
 from linformer_kit.models.causal import LinformerForCausalLM
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, LinformerLanguageModel, labelled_positions
 from linformer_kit.report.training import perplexity, write_pretrain_report
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
@@ -76,13 +75,18 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """
     settings, start = _starting_from(settings)
     _check_settings(settings)
-    run = Run("pretrain", settings, may_change=_MAY_CHANGE)
+    with Run("pretrain", settings, may_change=_MAY_CHANGE) as run:
+        return _pretrain(run, settings, start), run.folder
+
+
+def _pretrain(run: Run, settings: PretrainSettings, start: LinformerLanguageModel | None) -> dict[str, Any]:
     with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
     fingerprints = {
-        "corpus_fingerprint": data.corpus.fingerprint,
+        "train_text_fingerprint": data.corpus.train.fingerprint,
+        "validation_text_fingerprint": data.corpus.validation.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
-        "from_model_fingerprint": "" if start is None else fingerprint(start),
+        "from_model_fingerprint": "" if start is None else model_fingerprint(start),
     }
     run.open({"corpus": data.corpus.description}, fingerprints)
     set_seed(settings.seed)
@@ -97,34 +101,35 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         seed=settings.seed,
     )
     label = f"{model.config.attention} attention, {model.projection_matrix_count()} n → k matrices"
-    training = run.train(task, _plan(settings), label=label)
-    if training.diverged is None:  # else no model is saved, except in earlier checkpoints
+    run.train(task, _plan(settings), label=label)
+    if run.diverged is None:  # else no model is saved, except in earlier checkpoints
         save_model(model, data.tokenizer, run.folder)
-    results = _results(run, model, data, training)
+    results = _results(run, model, data)
     run.write(write_pretrain_report, results)
-    return results, run.folder
+    return results
 
 
 def _check_settings(settings: PretrainSettings) -> None:
     """Raise the errors of settings that contradict each other."""
-    if settings.overwrite:  # a study may keep its start in the folder of the run
-        check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end:
         expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
         check_input(settings.save_steps == settings.eval_steps, "save_steps", expected, settings.save_steps)
     longest = settings.model.max_position_embeddings
     check_input(longest > 1, "max_position_embeddings", "2 or more, a start token and text", longest)
-    LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    try:
+        LinformerConfig(**dataclasses.asdict(settings.model))  # which checks the architecture
+    except InputError as error:
+        advice = "; the recipe `causal` has settings that fit" if settings.model.causal else ""
+        raise InputError(f"model.{error}{advice}") from None
 
 
-def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training: Training) -> dict[str, Any]:
+def _results(run: Run, model: LinformerLanguageModel, data: MaskedText) -> dict[str, Any]:
     """The results; of a training that diverged, without a loss at its end."""
-    curve, seed = training.state.logged("eval_loss"), training.plan.seed
-    if training.diverged is not None:
-        curve[training.state.update] = math.nan
-    loss = curve[training.state.update if training.diverged else training.plan.result_update(training.state)]
+    curve, seed = run.state.logged("eval_loss"), run.plan.seed
+    if run.diverged is not None:
+        curve[run.state.update] = math.nan
+    loss = curve[run.state.update if run.diverged else run.plan.result_update(run.state)]
     return run.results(
-        training,
         model={
             "attention": model.config.attention,
             "causal": model.config.causal,
@@ -133,7 +138,8 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         corpus={
             "description": data.corpus.description,
-            "fingerprint": data.corpus.fingerprint,
+            "train_fingerprint": data.corpus.train.fingerprint,
+            "validation_fingerprint": data.corpus.validation.fingerprint,
             "vocab_size": vocabulary_size(data.tokenizer),
             "seq_len": model.config.max_position_embeddings,
             "train_sequences": len(data.train),
@@ -141,9 +147,9 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText, training
         },
         validation_loss=loss,
         perplexity=perplexity(loss),
-        unigram_entropy=_unigram_entropy(data),
+        unigram_entropy=_unigram_entropy(data, causal=model.config.causal),
         curve=sorted(curve.items()),
-        guesses=[] if training.diverged or model.config.causal else _guesses(model, data, seed=seed),
+        guesses=[] if run.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
 
 
@@ -204,7 +210,10 @@ def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast
 
 
 def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerLanguageModel | None]:
-    """The settings with the architecture of `from_model`, and that model; None for a new model."""
+    """The settings with the architecture of `from_model`, and that model; None for a new model.
+
+    Raises an error for settings that were given and contradict the model.
+    """
     if settings.from_model is None:
         return settings, None
     with renamed("model", "from_model"):
@@ -213,20 +222,26 @@ def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linfor
         model = load_model(settings.from_model, auto_class, "a language model", config=config).model
     model = model.float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerLanguageModel):
-        expected = "a Linformer (`linformer convert` makes one)"
+        expected = "a language model of this package"
         raise InputError(f"from_model: expected {expected}, got {type(model).__name__}")
-    fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
-    return dataclasses.replace(settings, model=ModelSettings(**fields)), model
+    fields = model.config.own_fields
+    for name, value in fields.items():
+        if f"model.{name}" in settings.given and (got := getattr(settings.model, name)) != value:
+            raise InputError(f"model.{name}: expected {value}, as from_model {settings.from_model}, got {got}")
+    tokenizer = settings.tokenizer if "tokenizer" in settings.given else None
+    return dataclasses.replace(settings, model=ModelSettings(**fields), tokenizer=tokenizer), model
 
 
-def _unigram_entropy(data: MaskedText) -> float:
-    """Entropy of the frequencies of the validation text's tokens, in nats: the loss of the best prediction that ignores
-    all context. Special tokens, which are never masked, do not count."""
+def _unigram_entropy(data: MaskedText, *, causal: bool) -> float:
+    """Entropy of the frequencies of the validation text's tokens that may be targets, in nats: the loss of the best
+    prediction that ignores all context. A masked model predicts no special tokens, and no model the start of a block.
+    """
     size = vocabulary_size(data.tokenizer)
     counts = np.zeros(size, dtype=np.int64)
     for batch in data.validation.blocks.iter(batch_size=1024):
-        counts += np.bincount(np.asarray(batch["input_ids"]).ravel(), minlength=size)
-    counts[data.tokenizer.all_special_ids] = 0
+        counts += np.bincount(np.asarray(batch["input_ids"])[:, 1:].ravel(), minlength=size)
+    if not causal:
+        counts[data.tokenizer.all_special_ids] = 0
     return float(entr(counts / counts.sum()).sum())
 
 
@@ -244,7 +259,7 @@ class MaskedLanguageModel(Task):
     def size(self) -> int:
         return self.model.config.max_position_embeddings
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         return shuffled_blocks(len(self.train_items), seed=self.seed, epoch=epoch)
 
     def labels(self, batch: Batch) -> Tensor:

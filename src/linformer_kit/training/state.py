@@ -55,6 +55,8 @@ class TrainingState:
     losses: list[StrictFloat] = field(default_factory=list)  # of the updates since the last line of losses in the log
     log: Annotated[list[_Line], Field(alias="log_history")] = field(default_factory=list)
     scaler: _Numbers = field(default_factory=dict)  # float16's loss scaling: the scale, and updates since it changed
+    rate: float = 0.0  # learning rate of the last update, as a fraction of the peak
+    constants: list[StrictFloat] = field(default_factory=list)  # of the task
     seconds: float = 0.0  # of data loading and updates so far; evaluation and saving do not count
     items: int = 0  # tokens or texts so far
 
@@ -153,10 +155,10 @@ class TrainingLog:
         self._state.items += items
         self._bar.update()
 
-    def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
+    def add_losses(self, *, learning_rate: float, grad_norm: float) -> None:
         """Add a line with the mean loss of the updates since the last such line, speed, time left and memory.
 
-        Learning rate and gradient norm before clipping are of the last update; without a norm, it was skipped.
+        Learning rate and gradient norm before clipping are of the last update.
         """
         state = self._state
         loss = sum(state.losses) / len(state.losses)

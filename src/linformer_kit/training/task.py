@@ -22,7 +22,7 @@ Batch = dict[str, Tensor]
 
 
 class Task(nn.Module):
-    """What `training.loop` trains.
+    """What a run trains.
 
     Args:
         model: The model to train.
@@ -36,6 +36,7 @@ class Task(nn.Module):
         unit: Unit of speed: tokens or texts.
         uses_every_parameter: Whether each loss has a gradient for every parameter; if not, DistributedDataParallel
             searches for unused parameters in each update.
+        constants: What the loss depends on besides the batch and the weights; checkpoints hold it.
     """
 
     unit = "texts"
@@ -55,25 +56,35 @@ class Task(nn.Module):
         self.model, self.tokenizer, self.seed = model, tokenizer, seed
         self.train_items, self.validation_items = train, validation
         self.collate = collate or DataCollatorWithPadding(tokenizer)
+        self.constants: list[float] = []
 
     @property
     def size(self) -> int:
         """Number of units in a sequence."""
         return 1
 
-    def order(self, epoch: int, global_batch_size: int) -> list[Any]:
+    def order(self, epoch: int, update_size: int) -> list[Any]:
         """Keys of the training items of an epoch, counted from 0, a pure function of the task's seed and the epoch.
 
-        `global_batch_size` is the number of sequences of one forward pass over all processes. If the keys do not fill
-        the last one, several processes need items without labels, which have the key None.
+        `update_size` is the number of sequences of one update over all processes. If the keys do not fill the last
+        forward pass, several processes need items without labels, which have the key None.
         """
         raise NotImplementedError
+
+    @property
+    def constant_count(self) -> int:
+        """Number of `constants`."""
+        return 0
+
+    def measure_constants(self, device: torch.device) -> list[float]:
+        """Measure `constants`, before the first update of a training."""
+        return []
 
     def begin(self, update: int | None) -> None:
         """Prepare for an update, by its number from 0, or with None for evaluation and saving."""
 
     def labels(self, batch: Batch) -> Tensor | None:
-        """Number of labels in a batch; None: the loss is a mean over the batch, and not divided by a label count."""
+        """Number of labels in a batch, or of each kind of them; None: the loss is a mean, and not divided by any."""
         return None
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
@@ -136,7 +147,7 @@ class Batches:
             yield UpdateBatches(batches, last - first, position)
 
     def _keys(self, epoch: int) -> list[Any]:
-        keys = self._task.order(epoch, self._global_batch_size)
+        keys = self._task.order(epoch, self._global_batch_size * self._accumulation)
         # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
         return keys + [None] * (self._is_padded * (-len(keys) % self._global_batch_size))
 
@@ -179,3 +190,8 @@ def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move a batch to a device."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """Convert a tensor to numpy; floats become float32, since numpy has no bfloat16."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()

@@ -68,6 +68,13 @@ def test_other_heads_and_activations(form, tmp_path):
     torch.testing.assert_close(model(tokens)[0], expected(content["model"], tokens, **activation), rtol=1e-4, atol=1e-4)
 
 
+def test_heads_that_are_left_out_are_named(tmp_path, caplog):
+    path = saved(tmp_path, official.checkpoint("headwise", classification_head="imdb"))
+    load_fairseq_checkpoint(path)
+    heads = "classification_heads.imdb.dense, classification_heads.imdb.out_proj"
+    assert f"{path}: not in the result: {heads}" in caplog.text
+
+
 def test_newer_files_and_files_that_say_less(tmp_path):
     content = official.checkpoint("key_value")
     arguments = vars(content.pop("args"))

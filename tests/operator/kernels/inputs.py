@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from linformer_kit.operator.kernels.processor import Processor
@@ -24,5 +26,5 @@ def attention_inputs(shape, dtype, masked):
 
 def prefer_onednn(monkeypatch, preferred=True):
     """Let float32 products run as on a processor where MKL is slow, or is not."""
-    here = Processor.here()._replace(vectors="AVX512", has_mkl=True, is_intel=not preferred)
+    here = dataclasses.replace(Processor.here(), vectors="AVX512", has_mkl=True, is_intel=not preferred)
     monkeypatch.setattr(Processor, "here", staticmethod(lambda: here))

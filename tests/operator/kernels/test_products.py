@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from linformer_kit import LinformerModel
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import choose, fast
 from linformer_kit.operator.kernels.processor import Processor
+from tests.conftest import tokens
 from tests.operator.kernels.inputs import prefer_onednn
 
 
@@ -89,6 +92,29 @@ def feed_forward(dtype=torch.float64, *, bias=True):
 
 def plain_feed_forward(first, second, inputs):
     return F.linear(F.gelu(F.linear(inputs, first.weight, first.bias)), second.weight, second.bias)
+
+
+class InFloat32(nn.Linear):
+    """As adapters compute."""
+
+    def forward(self, inputs):
+        return super().forward(inputs).float()
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"])
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 3}, {"attention": "full"}])
+def test_maps_may_return_float32_in_mixed_precision(config, fields, name):
+    """Gradients are those of the plain operations."""
+    model, ids, found = LinformerModel(config(**fields)), tokens(2, 13), []
+    layer = model.encoder.layers[0]
+    parent = layer if name.startswith("fc") else layer.self_attn
+    old = getattr(parent, name)
+    setattr(parent, name, InFloat32(old.in_features, old.out_features))
+    for context in (contextlib.nullcontext(), kernels.plain()):
+        with torch.autocast("cpu", torch.bfloat16), context:
+            output = model(ids).last_hidden_state
+        found.append(torch.autograd.grad(output.float().square().sum(), list(layer.fc1.parameters())))
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from linformer_kit import LinformerAttention
-from linformer_kit.operator import kernels, neighbours
+from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import FastKernels, choose
 from linformer_kit.operator.kernels import softmax as kernel
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.slots import Slots, attend_slots
+from linformer_kit.operator.window import Window
 from tests.operator.kernels.inputs import attention_inputs
 
 BY_PRODUCTS = pytest.mark.skipif(not Processor.here().attends_by_products, reason="not on this processor")
@@ -22,11 +23,11 @@ BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
 def parts(request, monkeypatch):
     """A block in each part, several sequences in a part, and parts by products."""
     rows, together, flash = request.param
-    monkeypatch.setattr(neighbours, "_ROWS", rows)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", rows)
     monkeypatch.setattr(kernel, "_COLUMNS", 40 * together)
     monkeypatch.setattr(kernel, "_SCORES", together)
     monkeypatch.setattr(FastKernels, "prefers_products", lambda _, query, neighbours, dropout: not flash or dropout > 0)
-    monkeypatch.setattr(neighbours, "_ALIGNED", 1)
+    monkeypatch.setattr("linformer_kit.operator.window._ALIGNED", 1)
 
 
 def tensors(dtype=torch.float64) -> list[torch.Tensor]:
@@ -50,7 +51,7 @@ def attend(given, window, *, masked=False, windows=False, causal=False, **option
         empty = torch.zeros(BATCH, 1, SLOTS, dtype=torch.bool)
         empty[1, :, 3:] = True
     edges = None if not windows else EDGES[:, None] if masked else EDGES[:1, None]
-    near = Neighbours(near_key, near_value, window, lengths, 0, edges, is_causal=causal)
+    near = Neighbours(near_key, near_value, Window(window, causal, lengths=lengths), edges)
     return attend_slots(query, Slots(key, value, empty, None, near), choose(query), **options)[0]
 
 
@@ -106,7 +107,7 @@ def test_gradients_by_numerical_differentiation(parts):
 
     def attend_again(query, key, value, near_key, near_value, dropout):
         torch.manual_seed(5)
-        near = Neighbours(near_key, near_value, 4, torch.tensor([7, 4]), 0, edges[:, None])
+        near = Neighbours(near_key, near_value, Window(4, lengths=torch.tensor([7, 4])), edges[:, None])
         return choose(query).attention(query, key, value, None, near, dropout=dropout)
 
     for dropout in (0.0, 0.3):
@@ -115,7 +116,7 @@ def test_gradients_by_numerical_differentiation(parts):
 
 def test_dropout_drops_slots_and_neighbours_alike(monkeypatch):
     """Each weight is 0 with the probability, else over 1 less it, so the mean of many runs is that without dropout."""
-    monkeypatch.setattr(neighbours, "_ROWS", 4)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 4)
     given = [tensor.detach() for tensor in tensors()]
     expected = attend(given, 5)
     torch.manual_seed(3)
@@ -171,10 +172,10 @@ def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
 def test_gradients_of_parts_are_summed_in_full_precision(monkeypatch, window):
     """In bfloat16 a thousand small gradients would be lost beside the sum of the first ones."""
     monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
-    monkeypatch.setattr(neighbours, "_ROWS", 1)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 1)
     monkeypatch.setattr(kernel, "_SCORES", 1)
     query, near, key, value = (torch.zeros(1, 1, size, 1, dtype=torch.bfloat16) for size in (2048, 2048, 2, 2))
-    tokens = None if window is None else Neighbours(near, near, window)
+    tokens = None if window is None else Neighbours(near, near, Window(window))
     choose(query).attention(query, key, value.requires_grad_(), None, tokens).sum().backward()
     expected = torch.full((1, 1, 2, 1), 2048 / (2 + (window or 0)))
     torch.testing.assert_close(value.grad.float(), expected, rtol=0.01, atol=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from linformer_kit.operator.kernels import choose, plain
 from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
+from linformer_kit.operator.window import Window
 
 pytestmark = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 ONE_ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -16,7 +19,7 @@ ONE_ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 @pytest.fixture(autouse=True)
 def without_instructions(monkeypatch):
-    here = Processor.here()._replace(capabilities={"avx2": True})
+    here = dataclasses.replace(Processor.here(), capabilities={"avx2": True})
     monkeypatch.setattr(Processor, "here", staticmethod(lambda: here))
 
 
@@ -56,7 +59,7 @@ def attention_case(dtype):
 
 def neighbours_case(dtype):
     def ours(query, key, value, near_key, near_value):
-        near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[[0, 3, 5, 8, 11]]]))
+        near = Neighbours(near_key, near_value, Window(3), edges=torch.tensor([[[0, 3, 5, 8, 11]]]))
         return choose(query).attention(query, key, value, None, near)
 
     def reference(*tensors):

@@ -12,7 +12,7 @@ from torch import Tensor
 from linformer_cli.settings import Projection
 from linformer_kit import InputError, MeanPoolProjection, RandomProjection
 from linformer_kit.operator.kernels import Kernels, choose
-from linformer_kit.operator.projections import PROJECTIONS
+from linformer_kit.operator.projections import PROJECTIONS, Tokens
 from linformer_kit.operator.projections.sizes import stretch_matrix
 from linformer_kit.operator.slots import ForwardPass
 
@@ -113,7 +113,7 @@ def test_means_count_in_mixed_precision_and_keep_an_infinite_token_in_its_window
     for requires_grad in (False, True):  # in one pass, and by products
         given = tokens.clone().requires_grad_(requires_grad)
         with torch.autocast("cpu", torch.bfloat16):
-            slots = MeanPoolProjection(n, k, num_heads=1)(given, given, k, ForwardPass.of(given))
+            slots = MeanPoolProjection(n, k, num_heads=1)(Tokens(given, given, True, ForwardPass.of(given)), k)
         assert slots.sizes.tolist() == [[257] * 4]
         torch.testing.assert_close(slots.key, expected, rtol=0, atol=1e-3)  # products round tokens to bfloat16
 

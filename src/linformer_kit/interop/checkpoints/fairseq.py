@@ -7,6 +7,7 @@ Source: fairseq, examples/linformer. The sequence is compressed before W_K and W
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import pickle
 import re
@@ -16,9 +17,12 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.interop.loading import Loaded, build_config, build_model, renamed_weights
+from linformer_kit.interop.loading import renamed_weights
+from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 PADDING_INDEX = 1  # of every fairseq dictionary: positions begin after it
 _LINFORMER = "encoder.sentence_encoder."
@@ -49,18 +53,13 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
 
     Returns:
         `LinformerForMaskedLM`, or `LinformerModel` if the file has no such head; in evaluation mode. Classification
-        heads are left out.
+        heads are left out, with a warning. The tokenizer is not in the file (docs/pretraining.md).
 
     Raises:
         InputError: if the file is not such a checkpoint.
     """
-    return read_fairseq_checkpoint(str(path)).model
-
-
-def read_fairseq_checkpoint(source: str) -> Loaded:
-    """As `load_fairseq_checkpoint`, with the names of what is left out."""
-    with input_errors(f"{source}: expected a fairseq checkpoint of a Linformer or RoBERTa, got another file"):
-        weights, arguments = _read(source)
+    with input_errors(f"{path}: expected a fairseq checkpoint of a Linformer or RoBERTa, got another file"):
+        weights, arguments = _read(str(path))
         left_out = [name for name in weights if "classification_heads." in name]
         weights = _current_names({name: tensor for name, tensor in weights.items() if name not in left_out})
         fields = _fields(weights, arguments)
@@ -71,11 +70,19 @@ def read_fairseq_checkpoint(source: str) -> Loaded:
     if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     model_class = LinformerForMaskedLM if has_head else LinformerModel
+    expected = f"{path}: expected weights of {model_class.__name__}"
     for name, tensor in renamed.items():
         if not tensor.isfinite().all():
-            expected = f"weights of {model_class.__name__}"
-            raise InputError(f"{source}: expected {expected}: got NaN or infinite numbers in {name}")
-    return build_model(model_class, build_config(source, fields), renamed, source, left_out=left_out)
+            raise InputError(f"{expected}: got NaN or infinite numbers in {name}")
+    with input_errors(str(path)):
+        model = model_class(LinformerConfig(**fields))
+    tied = model.state_dict() if model.config.tie_word_embeddings else {}
+    with input_errors(expected):
+        model.load_state_dict({name: tied[name] for name in model._tied_weights_keys or () if name in tied} | renamed)
+    if left_out:
+        names = sorted({name.rpartition(".")[0] for name in left_out})
+        logger.warning("%s: not in the result: %s", path, ", ".join(names))
+    return model.eval()
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,6 +117,7 @@ def _fields(weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, 
     tokens = weights[f"{_LINFORMER}embed_tokens.weight"]
     vocab_size, hidden_size = tokens.shape
     positions, inner = (weights[f"{_LINFORMER}{name}.weight"] for name in ("embed_positions", "layers.0.fc1"))
+    longest = positions.shape[0] - PADDING_INDEX - 1
     layers = {int(match[1]) for match in (re.search(r"\.layers\.(\d+)\.", name) for name in weights) if match}
     return {
         "num_attention_heads": arguments["encoder_attention_heads"],
@@ -121,7 +129,8 @@ def _fields(weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, 
         "hidden_dropout_prob": arguments.get("dropout", 0.1),
         "attention_probs_dropout_prob": arguments.get("attention_dropout", 0.1),
         "classifier_dropout": arguments.get("pooler_dropout"),
-        "max_position_embeddings": positions.shape[0] - PADDING_INDEX - 1,
+        "max_position_embeddings": longest,
+        "projected_dim": min(LinformerConfig().projected_dim, longest),
         "position_offset": PADDING_INDEX + 1,
         "layer_norm_eps": 1e-5,
         "bias_order": "after_projection",

@@ -10,11 +10,11 @@ from huggingface_hub import snapshot_download
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
-from linformer_kit.files.folders import SENTENCE_FILES
 from linformer_kit.files.manifest import read_json
 from linformer_kit.interop.checkpoints.pretrained import optional_file
 
-_MODULES, *_SETTINGS = SENTENCE_FILES
+_MODULES = "modules.json"
+_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 _SETFIT = ("model_head.pkl", "config_setfit.json")  # the head is a pickle, which is not read
@@ -57,6 +57,12 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     return files
 
 
+def module_names(source: str) -> list[str]:
+    """The class names of the modules in a folder or hub id, in their order; empty if there are none."""
+    modules = json.loads(sentence_files(source).get(_MODULES, b"[]"))
+    return [module.get("type", module["path"]).rpartition(".")[2] for module in modules]
+
+
 def check_no_pickle(source: str) -> bool:
     """Reject modules whose weights are pickled, and malformed files.
 
@@ -81,9 +87,8 @@ def warn_of_left_out(source: str, kept: Files) -> None:
     """
     parts = [name for name in _SETFIT if optional_file(source, name)]
     if not kept and (files := sentence_files(source)):
-        types = [module.get("type", module["path"]) for module in json.loads(files[_MODULES])]
         prompts = json.loads(files.get(_SETTINGS[-1], b"{}")).get("prompts") or {}
-        parts = [*(name.rpartition(".")[2] for name in types[1:]), *["prompts"] * any(prompts.values()), *parts]
+        parts = [*module_names(source)[1:], *["prompts"] * any(prompts.values()), *parts]
     if parts:
         logger.warning("%s: not in the result: %s", source, ", ".join(parts))
 

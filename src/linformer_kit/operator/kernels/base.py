@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.neighbours import Blocks, Neighbours, not_later
+from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.window import not_later
 
 
 class Kernels:

@@ -59,10 +59,9 @@ class FastKernels(Kernels):
         self.calls_modules = has_global_hooks()
         self.attends_by_products = has_onednn and here.attends_by_products
         # Formats of what is computed in float32, and of large products through oneDNN; none in mixed precision.
-        halves, products = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
         is_pure = on_cpu and not autocast
-        self.wide = {each for each in halves if is_pure and not here.has_instructions(each)}
-        self.onednn = {each for each in products if is_pure and has_onednn and here.prefers_onednn(each)}
+        self.wide = here.emulated if is_pure else frozenset()
+        self.onednn = here.by_onednn if is_pure and has_onednn else frozenset()
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
         """X·Wᵀ + 1·b, or its exact GELU."""
@@ -194,20 +193,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kernels: FastKernels, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        _, of_inputs, of_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
+        _, inputs_need, weight_needs, _ = ctx.needs_input_grad
+        ctx.save_for_backward(inputs if weight_needs else None, weight if inputs_need else None)
         return kernels.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         rows, linear = grad.reshape(-1, grad.shape[-1]), choose(grad).linear
-        _, of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        _, inputs_need, weight_needs, bias_needs = ctx.needs_input_grad
         return (
             None,
-            linear(grad, weight.T) if of_inputs else None,
-            linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if of_weight else None,
-            rows.sum(dim=0) if of_bias else None,
+            linear(grad, weight.T) if inputs_need else None,
+            linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if weight_needs else None,
+            rows.sum(dim=0) if bias_needs else None,
         )
 
 
@@ -223,14 +222,15 @@ class _GeluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
         rows, linear = grad.reshape(-1, grad.shape[-1]), choose(grad).linear
-        _, of_hidden, of_weight, of_bias = ctx.needs_input_grad
+        _, hidden_needs, weight_needs, bias_needs = ctx.needs_input_grad
         hidden_gradient = weight_gradient = None
-        if of_weight:
-            weight_gradient = linear(rows.T, F.gelu(hidden).reshape(-1, hidden.shape[-1]).T)
-        if of_hidden:
-            upstream = linear(grad, weight.T.to(grad.dtype))  # mixed precision has other weights
+        if weight_needs:
+            transformed = F.gelu(hidden).reshape(-1, hidden.shape[-1])
+            weight_gradient = linear(rows.T, transformed.T.to(grad.dtype))
+        if hidden_needs:  # in mixed precision weights, and what the first module returns, may have other formats
+            upstream = linear(grad, weight.T.to(grad.dtype)).to(hidden.dtype)
             if torch.is_grad_enabled() or not is_ordinary(grad):  # for second derivatives, or of `is_grads_batched`
                 hidden_gradient = torch.ops.aten.gelu_backward(upstream, hidden)
             else:  # in place: new memory of that size costs 2 % of an update
                 hidden_gradient = torch.ops.aten.gelu_backward.grad_input(upstream, hidden, grad_input=upstream)
-        return None, hidden_gradient, weight_gradient, rows.sum(dim=0) if of_bias else None
+        return None, hidden_gradient, weight_gradient, rows.sum(dim=0) if bias_needs else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ _INSTRUCTIONS = {
 }
 
 
-class Processor(NamedTuple):
+@dataclass(frozen=True)
+class Processor:
     """What torch and the system report of a processor."""
 
     capabilities: Mapping[str, Any]  # `torch.cpu.get_capabilities()`; empty: not known
@@ -43,6 +45,16 @@ class Processor(NamedTuple):
             onednn=_formats_of_onednn(),
         )
 
+    @functools.cached_property
+    def emulated(self) -> frozenset[torch.dtype]:
+        """The number formats without instructions."""
+        return frozenset(dtype for dtype in _INSTRUCTIONS if not self.has_instructions(dtype))
+
+    @functools.cached_property
+    def by_onednn(self) -> frozenset[torch.dtype]:
+        """The number formats of which products with a bias are faster by oneDNN."""
+        return frozenset(dtype for dtype in (torch.float32, torch.bfloat16) if self.prefers_onednn(dtype))
+
     def has_instructions(self, dtype: torch.dtype) -> bool:
         """Whether there are instructions for products in a number format, and oneDNN uses them.
 
@@ -53,7 +65,7 @@ class Processor(NamedTuple):
             return True
         return dtype in self.onednn and any(self.capabilities.get(name) for name in _INSTRUCTIONS[dtype])
 
-    @property
+    @functools.cached_property
     def attends_by_products(self) -> bool:
         """Whether there are bfloat16 instructions that torch's flash attention does not use: those of AVX-512.
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linformer_kit.operator.conditions import needs_gradient
-from linformer_kit.operator.neighbours import Blocks, Neighbours, block_size
-from linformer_kit.operator.padding import of_block
+from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.padding import take_block
 
 _SCORES = 3 << 20  # elements of P̄ of one part by products
 _COLUMNS = 6 << 20  # elements of the keys of one part by flash attention; larger tensors get new memory each time
@@ -67,21 +67,21 @@ def attend_in_parts(
         zip(*(each.split(samples) for each in tensors), strict=True)
     ):
         here = slice(group * samples, (group + 1) * samples)
-        of_group, parts = [], queries.split(rows, dim=2)
+        group_contexts, parts = [], queries.split(rows, dim=2)
         if len(parts) > 1 and needs_gradient(keys, values):  # gradients of all parts are summed in float32
             keys, values = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (keys, values))
-        for part, of_part in enumerate(parts):
-            near = neighbours and neighbours.of_block(here, slice(part * rows, (part + 1) * rows))
+        for part, rows_of_part in enumerate(parts):
+            near = neighbours and neighbours.block(here, slice(part * rows, (part + 1) * rows))
             near = near and near._replace(key=tokens[0], value=tokens[1])
-            of_group.append(attend(of_part, keys, values, of_block(mask, here), near))
-        contexts.append(of_group[0] if len(of_group) == 1 else torch.cat(of_group, dim=1))
+            group_contexts.append(attend(rows_of_part, keys, values, take_block(mask, here), near))
+        contexts.append(group_contexts[0] if len(group_contexts) == 1 else torch.cat(group_contexts, dim=1))
     return torch.cat(contexts).transpose(1, 2)
 
 
 def _part_size(query: Tensor, slots: int, neighbours: Neighbours | None, by_products: bool) -> tuple[int, int]:
     """Samples and rows of a part: one of the two is 1 or all; with neighbours, rows of whole blocks."""
     _, heads, length, head_dim = query.shape
-    block_rows, columns = (1, slots) if neighbours is None else block_size(length, slots, neighbours.window)
+    block_rows, columns = (1, slots) if neighbours is None else neighbours.window.block_size(length, slots)
     keys = _COLUMNS if query.device.type == "cpu" else _COLUMNS_ON_GPU
     most = (_SCORES if by_products else keys * block_rows // head_dim) // (heads * columns)
     parts = -(-length // max(block_rows, most))

@@ -30,6 +30,8 @@ from linformer_kit.operator.projections.base import (
     FullAttention,
     SequenceProjection,
     SharedProjection,
+    Tokens,
+    bind_replica,
     inside,
 )
 from linformer_kit.operator.projections.matrices import (

@@ -1,4 +1,4 @@
-"""The base class of projections, and what one of them gives to attention.
+"""The base class of projections, what one of them receives, and what it gives to attention.
 
 Axes as in `slots`.
 """
@@ -17,7 +17,53 @@ from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_cli.settings import Sharing, ShorterInput
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
-from linformer_kit.operator.slots import ForwardPass
+from linformer_kit.operator.slots import ForwardPass, merge_heads
+
+
+class Tokens(NamedTuple):
+    """What a projection receives: the tokens of keys and values, right-padded, with zeros at padding.
+
+    Either W_K and W_V have mapped them, by heads; or not yet, as one head of width d_m: `attention` chooses.
+    """
+
+    key: Float[Tensor, "batch heads seq_len dim"]
+    value: Float[Tensor, "batch heads seq_len dim"] | None  # None: those of the keys
+    is_mapped: bool
+    run: ForwardPass
+    # The input of the keys; None: what is mapped is all there is, as in a linearised model.
+    inputs: Float[Tensor, "batch seq_len embed"] | None = None
+
+    @property
+    def source(self) -> Float[Tensor, "batch seq_len embed"]:
+        """The input of the keys, or what W_K made of it."""
+        return merge_heads(self.key) if self.inputs is None else self.inputs
+
+    @property
+    def values(self) -> Float[Tensor, "batch heads seq_len dim"]:
+        """The tokens of the values."""
+        return self.key if self.value is None else self.value
+
+    def until(self, last: int) -> Tokens:
+        """The first tokens of each text, without their lengths."""
+        value = None if self.value is None else self.value[:, :, :last]
+        return self._replace(key=self.key[:, :, :last], value=value)
+
+    def after(self, first: int) -> Tokens:
+        """The tokens after the first ones of each text."""
+        lengths = None if self.run.lengths is None else (self.run.lengths - first).clamp(min=0)
+        return self._replace(
+            key=self.key[:, :, first:],
+            value=None if self.value is None else self.value[:, :, first:],
+            run=self.run._replace(lengths=lengths),
+            inputs=None if self.inputs is None else self.inputs[:, first:],
+        )
+
+    def map(self, function: Callable[[Tensor, bool], Tensor], *, tied: bool) -> tuple[Tensor, Tensor]:
+        """function(tokens, are_values) of keys and of values; once if they are the same tokens and `tied`: E = F."""
+        key = function(self.key, False)
+        return key, key if self.value is None and tied else function(
+            self.key if self.value is None else self.value, True
+        )
 
 
 class Compressed(NamedTuple):
@@ -93,35 +139,17 @@ class SequenceProjection(nn.Module):
         expected = "prefix, or a projection with windows (such as mean_pool)"
         check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
-    def forward(
-        self,
-        key: Float[Tensor, "batch heads seq_len dim"],
-        value: Float[Tensor, "batch heads seq_len dim"] | None,
-        slots: int,
-        run: ForwardPass,
-        source: Float[Tensor, "batch seq_len embed"] | None = None,
-    ) -> Compressed:
+    def forward(self, tokens: Tokens, slots: int) -> Compressed:
         """The slots of keys and values.
 
         Args:
-            key: X, right-padded, with zeros at padding: mapped by W_K and split into heads, or, if the projection is
-                `shared_by_heads` and `commutes`, as one head of width d_m.
-            value: Tokens of the values, likewise; None: those of the keys.
+            tokens: X. Not mapped only if the projection is `shared_by_heads` and `commutes`.
             slots: k of these heads, at most `projected_dim`.
-            run: The forward pass.
-            source: The input of the keys; None: the keys themselves.
 
         Raises:
             InputError: if the sequence is longer than seq_len.
         """
         raise NotImplementedError
-
-    def _of_both(
-        self, compress: Callable[[Tensor, bool], Tensor], key: Tensor, value: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """compress(tokens, are_values) of keys and of values, once if they are the same and E = F."""
-        slots = compress(key, False)
-        return slots, slots if value is None and self.tied else compress(key if value is None else value, True)
 
     @property
     def projected_dim(self) -> int:
@@ -238,6 +266,18 @@ class SharedProjection:
     def __deepcopy__(self, memo: dict[int, object]) -> SharedProjection:
         """A copy of a layer alone keeps the owner; one of the owner with its layers gets the copy of the owner."""
         return SharedProjection(cast(nn.Module, memo.get(id(self.owner), self.owner)), self.name)
+
+
+def bind_replica(owner: nn.Module) -> None:
+    """Let the layers of a replica, as `nn.DataParallel` makes of all modules, use the projection of the replica.
+
+    Plain attributes of a replica are those of the original, and so is the owner that its layers know.
+    """
+    if getattr(owner, "_is_replica", False):
+        for module in owner.modules():
+            shared = vars(module).get("projection")
+            if isinstance(shared, SharedProjection):
+                vars(module)["projection"] = SharedProjection(owner, shared.name)
 
 
 def inside(module: nn.Module) -> SequenceProjection:

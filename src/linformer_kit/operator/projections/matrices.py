@@ -15,11 +15,11 @@ from torch import Tensor
 
 from linformer_cli.errors import InputError, check_choice, check_input
 from linformer_kit.operator.kernels import choose
-from linformer_kit.operator.padding import padding_after
-from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
+from linformer_kit.operator.padding import real_tokens
+from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection, Tokens
 from linformer_kit.operator.projections.sizes import stretch_matrix
 from linformer_kit.operator.projections.starts import STARTS
-from linformer_kit.operator.slots import ForwardPass, merge_heads
+from linformer_kit.operator.slots import merge_heads
 
 _DYNAMIC_STD = 1.0  # standard deviation of the initial scores of tokens of variance 1
 
@@ -49,34 +49,32 @@ class MatrixProjection(SequenceProjection):
             hint = "build the model with theirs, load them, and change it by `projection.resize`"
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
-    def forward(
-        self, key: Tensor, value: Tensor | None, slots: int, run: ForwardPass, source: Tensor | None = None
-    ) -> Compressed:
-        seq_len, kernels, lengths = key.shape[2], run.kernels, run.lengths
+    def forward(self, tokens: Tokens, slots: int) -> Compressed:
+        seq_len, kernels, lengths = tokens.key.shape[2], tokens.run.kernels, tokens.run.lengths
         self._check_length(seq_len, kernels)
-        matrices = self.matrices(merge_heads(key) if source is None else source, lengths, slots)
+        matrices = self.matrices(tokens.source, lengths, slots)
         if self.tied and matrices[0] is not matrices[1]:
             raise InputError(f"matrices: expected E twice from {type(self).__name__}, whose E = F, got two matrices")
         if kernels.exporting:  # a slice would make the full length a special case
-            columns = torch.arange(seq_len, device=key.device)
+            columns = torch.arange(seq_len, device=tokens.key.device)
             key_matrix, value_matrix = [matrix.index_select(-1, columns) for matrix in matrices]
         else:
             key_matrix, value_matrix = [matrix[..., :seq_len] for matrix in matrices]
 
-        def product(tokens: Tensor, are_values: bool) -> Tensor:
+        def product(hidden: Tensor, are_values: bool) -> Tensor:
             matrix = value_matrix if are_values else key_matrix
-            batch, heads = tokens.shape[:2]
+            batch, heads = hidden.shape[:2]
             axes = () if self.shared_by_heads else (heads,)
             if matrix.shape[:-2] not in (axes, (batch, *axes)) or matrix.shape[-2] != slots:
                 raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
             if axes:
-                return kernels.widened(torch.matmul, matrix, tokens)
-            if heads == 1:  # the usual one: not mapped yet
-                return kernels.compress(matrix, tokens.squeeze(1)).unsqueeze(1)
-            return kernels.compress(matrix, merge_heads(tokens)).unflatten(2, (heads, -1)).transpose(1, 2)
+                return kernels.widened(torch.matmul, matrix, hidden)
+            if not tokens.is_mapped:
+                return kernels.compress(matrix, hidden.squeeze(1)).unsqueeze(1)
+            return kernels.compress(matrix, merge_heads(hidden)).unflatten(2, (heads, -1)).transpose(1, 2)
 
-        slots_of_both = self._of_both(product, key, value)
-        if key.shape[1] > 1 or not self.shared_by_heads:  # mapped, with the bias
+        slots_of_both = tokens.map(product, tied=self.tied)
+        if tokens.is_mapped:  # with the bias
             return Compressed(*slots_of_both)
         sums = _row_sums(key_matrix, lengths)
         return Compressed(*slots_of_both, (sums, sums if self.tied else _row_sums(value_matrix, lengths)))
@@ -186,7 +184,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         if lengths is None:
             weights = scores.softmax(dim=-1)
         else:
-            padding = padding_after(lengths, source.shape[1])[:, None]
+            padding = ~real_tokens(lengths, source.shape[1])[:, None]
             # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
             masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
             weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
@@ -201,5 +199,5 @@ def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:
     """E·r."""
     if lengths is None:
         return matrix.sum(dim=-1)
-    real = (~padding_after(lengths, matrix.shape[-1])).to(matrix.dtype)
+    real = real_tokens(lengths, matrix.shape[-1]).to(matrix.dtype)
     return real @ matrix.T if matrix.dim() == 2 else torch.matmul(matrix, real[..., None]).squeeze(-1)

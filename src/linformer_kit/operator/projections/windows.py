@@ -18,7 +18,7 @@ from linformer_cli.errors import InputError, check_input
 from linformer_kit.operator.conditions import is_ordinary, needs_gradient
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.padding import take_positions
-from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection
+from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection, Tokens
 from linformer_kit.operator.projections.sizes import stretch_matrix
 from linformer_kit.operator.slots import ForwardPass, merge_heads
 
@@ -72,19 +72,18 @@ class WindowProjection(SequenceProjection):
         """Reduce the tokens in each window to a slot."""
         raise NotImplementedError
 
-    def forward(
-        self, key: Tensor, value: Tensor | None, slots: int, run: ForwardPass, source: Tensor | None = None
-    ) -> Compressed:
-        self._check_length(key.shape[2], run.kernels)
-        windows = self.windows(key.shape[2], slots, run, key.device)
+    def forward(self, tokens: Tokens, slots: int) -> Compressed:
+        seq_len = tokens.key.shape[2]
+        self._check_length(seq_len, tokens.run.kernels)
+        windows = self.windows(seq_len, slots, tokens.run, tokens.key.device)
 
-        def reduce(tokens: Tensor, are_values: bool) -> Tensor:
-            reduced = self.reduce(windows, tokens, are_values)
-            if reduced.shape != (expected := (*tokens.shape[:2], windows.positions.shape[1], tokens.shape[3])):
+        def reduce(hidden: Tensor, are_values: bool) -> Tensor:
+            reduced = self.reduce(windows, hidden, are_values)
+            if reduced.shape != (expected := (*hidden.shape[:2], windows.positions.shape[1], hidden.shape[3])):
                 raise InputError(f"reduce: expected {list(expected)}, got {list(reduced.shape)}")
             return reduced
 
-        return Compressed(*self._of_both(reduce, key, value), sizes=windows.real.sum(-1))
+        return Compressed(*tokens.map(reduce, tied=self.tied), sizes=windows.real.sum(-1))
 
     def windows(self, seq_len: int, slots: int, run: ForwardPass, device: torch.device | None = None) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.

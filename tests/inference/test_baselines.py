@@ -1,0 +1,79 @@
+"""What is free beside a classifier, against answers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from linformer_kit.data.labelled import Columns, Example, Labels
+from linformer_kit.inference.baselines import free_results
+from linformer_kit.report.classification import free_lines
+
+COLUMNS, LABELS = Columns("text"), Labels(("a", "b", "c"))
+
+
+def texts(*each: tuple[str, ...], pair: str | None = None, multi_label: bool = False) -> list[Example]:
+    return [
+        Example(f"line {n}", text, pair and f"{pair} {n}", values, multi_label)
+        for n, (text, *values) in enumerate(each)
+    ]
+
+
+def labelled(count: int) -> list[Example]:
+    """Texts whose class one pair of words decides: c is frequent."""
+    kinds = (("not good", "a"), ("good not", "b"), ("so so", "c"), ("so", "c"))
+    return texts(*((f"film {n % 7} {kinds[n % 4][0]}", kinds[n % 4][1]) for n in range(count)))
+
+
+@pytest.mark.parametrize("validation", [labelled(8), []], ids=["validation", "held out"])
+def test_words_and_the_most_frequent_class(validation):
+    measured = labelled(40)
+    targets = np.array([LABELS.names.index(each.values[0]) for each in measured])
+    answers = np.where(np.arange(40) < 2, 0, targets)  # the second is wrong
+    found = free_results(
+        answers, targets, LABELS, COLUMNS, train=labelled(200), measured=measured, validation=validation
+    )
+    assert found["most_frequent"] == pytest.approx({"accuracy": 0.5, "macro_f1": (2 / 3) / 3})
+    assert found["words"]["accuracy"] == 1.0, "pairs of words tell a from b"
+    error = np.sqrt(1 / 40 * 39 / 40 / 40)
+    assert found["more_than_words"] == pytest.approx({"accuracy": -1 / 40, "standard_error": error})
+    alone = free_results(answers, targets, LABELS, COLUMNS, train=[], measured=measured)
+    assert alone["most_frequent"]["accuracy"] == 0.5 and alone["words"] is None
+
+
+def test_several_classes_of_pairs():
+    """The second texts of pairs, and classes by class; a class that all texts have is no error."""
+    labels = Labels(("x", "y", "z"), multi_label=True)
+    every = texts(
+        *(("up" if n % 2 else "down", *(("x", "z") if n % 2 else ("z",))) for n in range(40)),
+        pair="same",
+        multi_label=True,
+    )
+    targets = np.array([labels.target(each, column="label") for each in every])
+    found = free_results(targets, targets, labels, COLUMNS, train=every, measured=every, validation=every)
+    assert found["words"]["accuracy"] == 1.0 and found["most_frequent"]["accuracy"] == 0.5
+    assert found["more_than_words"] == {"accuracy": 0.0, "standard_error": 0.0}
+
+
+@pytest.mark.parametrize("text", ["x", "."])
+def test_texts_without_words_have_no_regression(text):
+    few = texts((text, "a"), (text, "b"))
+    assert free_results(np.array([0, 1]), np.array([0, 1]), LABELS, COLUMNS, train=few, measured=few)["words"] is None
+
+
+def test_a_line_says_whether_the_classifier_is_better_than_words():
+    results = {
+        "metrics": {"accuracy": 0.9, "loss": 1.0},
+        "accuracy_interval": [0.8, 0.95],
+        "calibration": {"expected_error": 0.02},
+    }
+    free = {"most_frequent": {"accuracy": 0.5}, "words": {"accuracy": 0.87, "texts": 1200}}
+    for error, said in (
+        (0.02, "is **not** clearly more accurate than words alone"),
+        (0.01, "is more accurate than words"),
+    ):
+        results["free"] = free | {"more_than_words": {"accuracy": 0.03, "standard_error": error}}
+        lines = "\n".join(free_lines(results))
+        assert said in lines and "| words alone, of 1,200 texts | 0.870 |" in lines and "0.800 to 0.950 (95 %)" in lines
+    results["free"] = free | {"words": None, "more_than_words": None}
+    assert "words alone" not in "\n".join(free_lines(results))
