@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.cli import main
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.report.base import write_json
-from tests.conftest import PRETRAIN_SIZES, SHARINGS, SIZES, write_corpus, write_teacher
+from tests.conftest import SHARINGS, SIZES
 from tests.families import FAMILIES, build, example
+from tests.test_library import trainings
 
 RECORD = Path(__file__).with_name("record.json")
 LENGTH = 31
@@ -39,37 +39,28 @@ _PADDING = {
 }
 
 OWN: dict[str, dict[str, Any]] = {
-    f"{projection} {sharing}": {"projection": projection, "sharing": sharing}
-    for projection in ("linear", "mean_pool", "max_pool", "conv", "random", "dynamic")
-    for sharing in SHARINGS
-} | {
-    "linear none window": {"sharing": "none", **_WINDOW},
-    "linear layerwise window": {"sharing": "layerwise", **_WINDOW},
+    **{f"linear {sharing}": {"sharing": sharing} for sharing in SHARINGS},
+    "mean_pool": {"projection": "mean_pool"},
+    "max_pool": {"projection": "max_pool"},
+    "random": {"projection": "random"},
+    "conv by head": {"projection": "conv", "sharing": "none"},
+    "conv": {"projection": "conv", "sharing": "key_value", "norm_first": True},
+    "dynamic": {"projection": "dynamic", "sharing": "layerwise"},
+    "linear window": {"sharing": "none", **_WINDOW},
     "mean_pool window": {"projection": "mean_pool", **_WINDOW},
-    "max_pool window": {"projection": "max_pool", "sharing": "none", **_WINDOW},
-    "random window": {"projection": "random", **_WINDOW},
     "dynamic window": {"projection": "dynamic", "sharing": "key_value", **_WINDOW},
-    "full": {"attention": "full"},
-    "norm_first": {"norm_first": True},
+    "full": {"attention": "full", "type_vocab_size": 2, "position_offset": 2},
     "convolution": {"local_convolution": 5, "sharing": "layerwise", "norm_first": True},
-    "stretch mean_pool": {"shorter_input": "stretch", "projection": "mean_pool"},
-    "bias after": {"bias_order": "after_projection"},
-    "k by layer": {"projected_dim": [7, 3]},
+    "stretch": {"shorter_input": "stretch", "projection": "mean_pool"},
+    "bias after": {"bias_order": "after_projection", "projected_dim": [7, 3]},
     "k by head": {"projected_dim": [[7, 3, 5], [2, 7, 7]], "sharing": "none"},
-    "token types": {"type_vocab_size": 2, "position_offset": 2},
 }
-OTHER_PADDING = [
-    (kind, side)
-    for kind in ("linear headwise", "mean_pool none", "conv none", "max_pool window", "dynamic window", "full")
-    for side in ("left", "holes")
-]
+OTHER_PADDING = [("linear headwise", "left"), ("max_pool", "holes"), ("dynamic window", "left"), ("full", "holes")]
 IN_PLACE = [
-    (family, options)
-    for family in ("albert", "bert", "distilbert", "eurobert", "modernbert", "roberta", "vit")
-    for options in ("default", "learned")
+    *((family, "default") for family in ("albert", "bert", "distilbert", "eurobert", "modernbert")),
+    *((family, "learned") for family in ("roberta", "vit")),
 ]
 _LEARNED = {"projection": "linear", "sliding_window": 0, "global_tokens": 0, "sharing": "key_value"}
-_STEPS = {"max_steps": 100, "eval_steps": 50, "save_steps": 100, "logging_steps": 1, "warmup_steps": 10}
 
 
 def own_model(kind: str, side: str = "right") -> Numbers:
@@ -102,9 +93,9 @@ def in_place(family: str, options: str) -> Numbers:
     return {"hidden": _summary(hidden[mask]), "gradients": _gradients(linear)}
 
 
-def drop_in(kind: str) -> Numbers:
+def drop_in() -> Numbers:
     """The layer in the place of nn.MultiheadAttention, with keys of another length."""
-    attention = _fill(LinformerAttention(33, 3, max_seq_len=37, projected_dim=7, **OWN[kind]))
+    attention = _fill(LinformerAttention(33, 3, max_seq_len=37, projected_dim=7, sharing="none"))
     query, key = (
         torch.randn(2, n, 33, generator=_generator(str(n)), dtype=torch.float64, requires_grad=True) for n in (19, 29)
     )
@@ -131,27 +122,9 @@ def exported() -> Numbers:
 def trained(command: str) -> Numbers:
     """The losses of a hundred updates."""
     with tempfile.TemporaryDirectory() as name:
-        folder, output = Path(name), Path(name) / "out"
-        options: dict[str, Any] = _STEPS | {"per_device_train_batch_size": 3, "report_to": "none", "dtype": "float32"}
-        (folder / "texts").mkdir()
-        if command == "pretrain":
-            arguments = [f"--train_file={write_corpus(folder / 'texts')}", f"--output_dir={output}"]
-            options |= {f"model.{name}": value for name, value in PRETRAIN_SIZES.items()} | {"seed": 3}
-        else:
-            teacher = write_teacher(folder / "teacher", "number was good bad 0 1 2 3 4 5 6 7 8 9 .")
-            words = [f"number {n} was {('good', 'bad')[n % 2]}" for n in range(60)]
-            if command == "finetune":
-                rows = "".join(f"{text},{n % 2}\n" for n, text in enumerate(words))
-                (folder / "texts.csv").write_text("text,label\n" + rows)
-                arguments = [f"--model={teacher}", f"--train_file={folder / 'texts.csv'}", f"--output_dir={output}"]
-                options |= {"seed": 3}
-                del options["save_steps"]  # checkpoints are at evaluations
-            else:
-                (folder / "texts" / "words.txt").write_text("\n\n".join(words))
-                arguments = [str(teacher), f"--output_dir={output}", f"--train_file={folder / 'texts'}"]
-                options |= {"projected_dim": 5, "max_eval_samples": 5, "validation_fraction": 0.3, "seed": 3}
-                options |= {"document": "line", "projection": "linear", "sliding_window": 3}
-        main([command, *arguments, *(f"--{name}={value}" for name, value in options.items())])
+        steps = {"max_steps": 100, "eval_steps": 50, "save_steps": 100, "warmup_steps": 10, "seed": 3}
+        (train, settings), output = trainings(Path(name), **steps)[command], Path(name) / command
+        train(settings)
         state = json.loads(next(output.rglob("checkpoint-100/trainer_state.json")).read_text())
         return {"losses": [entry["loss"] for entry in state["log_history"] if "loss" in entry]}
 
@@ -160,7 +133,7 @@ CASES: dict[str, Callable[[], Numbers]] = {
     **{kind: functools.partial(own_model, kind) for kind in OWN},
     **{f"{kind}, {side}": functools.partial(own_model, kind, side) for kind, side in OTHER_PADDING},
     **{f"{family} {options}": functools.partial(in_place, family, options) for family, options in IN_PLACE},
-    **{f"drop-in {kind}": functools.partial(drop_in, kind) for kind in ("linear none", "mean_pool headwise")},
+    "drop-in": drop_in,
     "exported": exported,
 }
 TRAININGS = ("pretrain", "finetune", "distill")

@@ -120,11 +120,6 @@ def test_what_has_no_place_is_an_error():
         ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})
 
 
-def test_the_longest_sequence_has_the_name_of_its_argument():
-    with pytest.raises(InputError, match=r"^max_seq_len: expected a positive integer, got None$"):
-        LinformerAttention(EMBED, HEADS)
-
-
 @pytest.mark.parametrize("projection", ["linear", "random"])
 def test_weights_for_another_length_come_with_a_hint(projection):
     layer = LinformerAttention(EMBED, HEADS, N, K, projection=projection)
