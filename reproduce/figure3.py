@@ -137,7 +137,7 @@ def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
     target = folder / "start"
     if not target.exists():
         transformers.set_seed(values["seed"])
-        fields = {name: values[name] for name in _OF_SLOTS if name in values}
+        fields = {"attention": "linformer"} | {name: values[name] for name in _OF_SLOTS if name in values}
         full = LinformerForMaskedLM.from_pretrained(source)
         full.resize_sequence_length(values["max_position_embeddings"], mode="interpolate")
         model = LinformerForMaskedLM(type(full.config).from_dict(full.config.to_dict() | fields))

@@ -276,6 +276,17 @@ def doubled(model: torch.nn.Module) -> torch.nn.Module:
     return copied
 
 
+def skip_if_peft_is_too_old() -> None:
+    """Transformers' own adapters may need a PEFT that is newer than all that were released."""
+    from transformers.integrations.peft import MIN_PEFT_VERSION
+    from transformers.utils import check_peft_version
+
+    try:
+        check_peft_version(min_version=MIN_PEFT_VERSION)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `small_blocks` does, for other processes."""
     monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 import linformer_kit as lk
 from linformer_cli.cli import main
-from tests.conftest import encoded_lengths, pad_always, write_teacher
+from tests.conftest import encoded_lengths, pad_always, skip_if_peft_is_too_old, write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
 TEXTS = ["number 7 was good", "bad", "number 3"]
@@ -100,6 +100,7 @@ def warnings(caplog) -> list[str]:
 
 def test_an_adapter_of_an_embedder_is_saved_with_the_linear_model(folder, tmp_path):
     model = lk.linearize(load(folder), 7, sliding_window=3)
+    skip_if_peft_is_too_old()
     model.add_adapter(LoraConfig(target_modules=["query"], init_lora_weights=False))
     model.save(str(tmp_path / "saved"))
     again = load(tmp_path / "saved")

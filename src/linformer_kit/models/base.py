@@ -69,7 +69,7 @@ class LinearModel(PreTrainedModel):
             raise InputError(f"model: expected {configured} attention layers, as its configuration says, got {layers}")
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
-        adapters = self.peft_config.values() if self._hf_peft_config_loaded else ()
+        adapters = getattr(self, "peft_config", {}).values()
         if is_main_process and any(adapter.base_model_name_or_path in (None, "", NOT_SAVED) for adapter in adapters):
             self._save_without_adapters(state_dict or self.state_dict(), save_directory)
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)

@@ -203,7 +203,8 @@ class LinformerLayers(nn.Module):
         states: list[Tensor] = []
         attentions: list[Tensor] = []
         run = ForwardPass.of(hidden, run)
-        bind_replica(self)
+        if self.projection is not None:
+            bind_replica(self)
         for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))

@@ -31,7 +31,6 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import IGNORED_LABEL
-from linformer_kit.internals import RobertaClassificationHead
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_ids
 from linformer_kit.operator.conditions import check_tensors, values_are_cheap
@@ -166,6 +165,23 @@ def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " la
     return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
 
 
+class LinformerClassificationHead(nn.Module):
+    """Map the first token of sequences to logits of classes, as in RoBERTa."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch labels"]:
+        return self.out_proj(self.dropout(self.dense(self.dropout(hidden[:, 0])).tanh()))
+
+
+def _classifier_dropout(config: LinformerConfig) -> float:
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
 class LinformerForSequenceClassification(LinformerWithHead):
     """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
 
@@ -178,7 +194,7 @@ class LinformerForSequenceClassification(LinformerWithHead):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.classifier = RobertaClassificationHead(config)
+        self.classifier = LinformerClassificationHead(config)
         self.post_init()
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -212,8 +228,7 @@ class LinformerForTokenClassification(LinformerWithHead):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(rate)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
