@@ -250,7 +250,12 @@ def config():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make blocks so small that the models of a test run in many of them."""
-    shrink_blocks(monkeypatch)
+    monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
+    monkeypatch.setattr(encoder, "_LEAST_TOKENS", 4)
+    monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(softmax, "_SCORES", 200)
+    monkeypatch.setattr(softmax, "_COLUMNS", 1000)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
 
 
 def replica_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -285,16 +290,6 @@ def skip_if_peft_is_too_old() -> None:
         check_peft_version(min_version=MIN_PEFT_VERSION)
     except ValueError as error:
         pytest.skip(str(error))
-
-
-def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `small_blocks` does, for other processes."""
-    monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
-    monkeypatch.setattr(encoder, "_LEAST_TOKENS", 4)
-    monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(softmax, "_SCORES", 200)
-    monkeypatch.setattr(softmax, "_COLUMNS", 1000)
-    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

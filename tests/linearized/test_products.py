@@ -16,7 +16,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call, vmap
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 from transformers import AutoModel
 
 import linformer_kit as lk
@@ -28,7 +28,7 @@ from tests.conftest import save_tokenizer, slow_but
 from tests.families import FAMILIES, build, example
 from tests.linearized.test_windows import modernbert
 from tests.operator.kernels.inputs import prefer_onednn
-from tests.operator.test_called import FakeQuantizedLinear
+from tests.operator.test_called import FakeQuantizedLinear, pruned, replaced
 
 OPTIMIZED = {
     "stock": lambda model: lk.optimize(model),
@@ -113,12 +113,6 @@ def each(change):
     return attach
 
 
-def pruned(linear):
-    prune.l1_unstructured(linear, "weight", amount=0.5)
-    with torch.no_grad():
-        linear.weight_orig.mul_(1.5)
-
-
 def normed(linear):
     parametrizations.weight_norm(linear)
     with torch.no_grad():
@@ -128,11 +122,6 @@ def normed(linear):
 def hooked(linear):
     linear.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
     linear.register_forward_hook(lambda _, given, output: output.tanh())
-
-
-def replaced(linear):
-    forward = linear.forward
-    linear.forward = lambda inputs: forward(inputs).tanh()
 
 
 def of_another_class(linear):
