@@ -297,18 +297,19 @@ def tokens(batch: int, seq_len: int) -> torch.Tensor:
     return torch.randint(5, SIZES["vocab_size"], (batch, seq_len))
 
 
+def some_padding(length: int) -> torch.Tensor:
+    """A mask of three texts, with 0 on padding: on the right, on the left, and in the middle."""
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[0, -5:] = mask[1, :3] = mask[2, 7:11] = 0
+    return mask
+
+
 def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
     """Random parameters everywhere: zero biases and pooling starts would hide mistakes."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=scale)
     return module
-
-
-def of_shorter(weights: torch.Tensor, shorter: torch.Tensor, config: LinformerConfig) -> torch.Tensor:
-    """The columns of P̄ that a text without padding has too: its first slots, and all neighbours."""
-    slots = shorter.shape[-1] - config.sliding_window
-    return torch.cat([weights[..., :slots], weights[..., weights.shape[-1] - config.sliding_window :]], dim=-1)
 
 
 def as_in_the_paper(model, *arguments, **options):

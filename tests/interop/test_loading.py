@@ -16,7 +16,7 @@ from linformer_cli.cli import main
 from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment
-from linformer_kit.inference.batches import TextModel, by_length
+from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.embed import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
@@ -88,11 +88,6 @@ def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TextModel, "_reads_padding", False)
         assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
-
-
-def test_batches_have_the_longest_windows_first():
-    windows = [{"input_ids": [5] * length} for length in (3, 9, 3, 4, 9, 9, 3)]
-    assert by_length(windows) == [1, 4, 5, 3, 0, 2, 6]
 
 
 def test_pairs_of_a_model_with_one_token_type(tmp_path):

@@ -27,6 +27,7 @@ from linformer_kit import (
     LinformerConfig,
     LinformerForCausalLM,
     LinformerForMaskedLM,
+    LinformerForSequenceClassification,
 )
 from linformer_kit.models.cache import CACHE, LinformerCache
 from tests.conftest import randomise, slow_but, tokens, values_of, write_model
@@ -383,8 +384,7 @@ def test_the_loss_is_that_of_transformers(model):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("kind", ["own", "subclass", "adapted"])
+@pytest.mark.parametrize(("kind", "smoothing"), [("own", 0.2), ("own", 0.0), ("subclass", 0.2), ("adapted", 0.0)])
 def test_the_trainer_of_transformers_shifts_labels(model, tmp_path, kind, smoothing):
     """Also where it computes the loss, and counts labels, itself; in training and in evaluation."""
     causal, ids = model("mean").float(), tokens(4, 19)
@@ -420,6 +420,13 @@ def test_nothing_can_be_kept_with_activation_checkpointing(model):
             causal(ids[:, 30:], **cached)
     causal(ids)
     causal.eval()(ids[:, 30:], past_key_values=past)
+
+
+def test_only_causal_layers_predict_next_tokens(config):
+    heads = {LinformerForCausalLM: False, LinformerForMaskedLM: True, LinformerForSequenceClassification: True}
+    for head, causal in heads.items():
+        with pytest.raises(InputError, match=f"^causal: expected {not causal} for {head.__name__}, got {causal}$"):
+            head(config(**CAUSAL | {"causal": causal}))
 
 
 @pytest.mark.e2e

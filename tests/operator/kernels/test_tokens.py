@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import linformer_kit as lk
 from linformer_kit.models.modeling import Inputs
 from linformer_kit.operator.kernels import FastKernels
-from tests.conftest import SIZES
+from tests.conftest import SIZES, some_padding
 
 KINDS = [
     {"projection": "conv", "sharing": "layerwise"},
@@ -27,19 +27,12 @@ def model_of(**fields):
     return lk.LinformerModel(lk.LinformerConfig(**{**SIZES, **fields})).double().eval()
 
 
-def padded(batch, length):
-    mask = torch.ones(batch, length, dtype=torch.long)
-    mask[0, length // 2 :] = 0
-    mask[-1, :3] = 0
-    return mask
-
-
-@pytest.mark.parametrize("mask", [None, padded(4, 31)], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", [None, some_padding(31)], ids=["whole", "padded"])
 @pytest.mark.parametrize("fields", KINDS, ids=str)
 @pytest.mark.e2e
 def test_blocks_of_tokens_give_what_the_whole_gives(small_blocks, fields, mask):
     model = model_of(**fields)
-    ids = torch.randint(5, 101, (4, 31))
+    ids = torch.randint(5, 101, (3, 31))
     whole = model(ids, mask)
     real = slice(None) if mask is None else mask.bool()
     for context in (torch.no_grad(), torch.inference_mode()):
@@ -54,13 +47,9 @@ def test_inputs_are_never_overwritten(small_blocks):
     given = embeds.clone()
     with torch.no_grad():
         first = model(inputs_embeds=embeds).last_hidden_state
-        assert torch.equal(embeds, given)
-        hidden = model.embeddings(Inputs(embeds, torch.arange(31)[None], None, None, None))
-        kept = hidden.clone()
-        second = model.encoder(hidden).last_hidden_state
-    assert torch.equal(hidden, kept)
-    assert torch.equal(model(inputs_embeds=embeds).last_hidden_state, second)  # with gradients: not in blocks either
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+    assert torch.equal(embeds, given)
+    whole = model(inputs_embeds=embeds).last_hidden_state  # with gradients: not in blocks
+    torch.testing.assert_close(first, whole, rtol=0, atol=1e-12)
 
 
 class Remembered(nn.Module):
