@@ -41,7 +41,18 @@ MODEL = LAYERS[LAYERS.index("linearized") : LAYERS.index("operator") + 1]
 PURE_TORCH = ("operator",)
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
 OF_EXTRAS = {
-    *("accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "pandas", "peft", "pyarrow"),
+    *(
+        "accelerate",
+        "datasets",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "openvino",
+        "pandas",
+        "peft",
+        "pyarrow",
+    ),
     *("scipy", "sentence_transformers", "sklearn", "tensorboard"),
 }
 

@@ -50,5 +50,5 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     sizes = {"attention": "full", "num_hidden_layers": 1, "hidden_size": 129, "intermediate_size": 257}
     source = load(str(linformer("LinformerModel", folder / "model", **sizes)))
-    onnx_file.write_onnx(source, folder / "model.onnx")
+    onnx_file.write(source, folder / "model.onnx")
     return source, onnx_file.runner(folder / "model.onnx"), folder / "model.onnx"

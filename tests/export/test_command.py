@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
-from linformer_kit.export import onnx_file
+from linformer_kit.export import command, onnx_file
 from linformer_kit.export.exportable import Case, load, random_inputs
 from linformer_kit.files.manifest import damage
 from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_bert_tokenizer
@@ -84,7 +84,7 @@ def test_padding_and_truncation_of_the_source_do_not_reach_the_exported_tokenize
 @pytest.mark.e2e
 def test_a_tokenizer_file_with_other_tokens_than_pytorch_leaves_nothing(tmp_path, capsys, monkeypatch):
     linformer("LinformerForSequenceClassification", tmp_path / "model")
-    monkeypatch.setattr(onnx_file, "save_tokenizer", lambda tokenizer, place: tokenizer.save_pretrained(place))
+    monkeypatch.setattr(command, "save_tokenizer", lambda tokenizer, place: tokenizer.save_pretrained(place))
     pad_always(tmp_path / "model", 11)
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
     assert (
@@ -96,8 +96,8 @@ def test_a_tokenizer_file_with_other_tokens_than_pytorch_leaves_nothing(tmp_path
 @pytest.mark.e2e
 def test_int8_says_what_it_loses(exported, tmp_path, capsys, monkeypatch):
     source, run, path = exported
-    monkeypatch.setattr(onnx_file, "write_onnx", lambda source, place: shutil.copy(path, place))
-    main(["export", str(path.with_name("model")), str(tmp_path / "out"), "--int8"])
+    monkeypatch.setattr(onnx_file, "write", lambda source, place: shutil.copy(path, place))
+    main(["export", str(path.with_name("model")), str(tmp_path / "out"), "--dtype", "int8"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     results = json.loads((tmp_path / "out" / "export.json").read_text())
     sizes = results["bytes"]
@@ -120,11 +120,41 @@ def test_models_that_are_no_encoder_or_have_no_longest_input_are_rejected(tmp_pa
     assert "out: expected a new or empty folder, got" in error
 
 
-def test_without_a_library_one_line_says_which(tmp_path, capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "linformer_kit.export.onnx_file")
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    error = fail(capsys, "export", "model", tmp_path / "out")
-    assert 'expected the package onnxscript (pip install "linformer-kit[export]"), got none' in error
+def test_a_number_format_that_a_file_cannot_have_is_rejected(tmp_path, capsys):
+    error = fail(capsys, "export", "model", tmp_path / "out", "--dtype", "bfloat16")
+    assert "dtype: expected float32 or int8 with format onnx, got bfloat16" in error
+    error = fail(capsys, "export", "model", tmp_path / "out", "--format", "openvino", "--dtype", "int8")
+    assert "dtype: expected float32 or bfloat16 with format openvino, got int8" in error
+
+
+@pytest.mark.e2e
+def test_a_folder_of_openvino(tmp_path, capsys):
+    """With the settings for bfloat16, and the code of its card."""
+    out, names = tmp_path / "out", {"num_hidden_layers": 1, "id2label": {0: "bad", 1: "fine", 2: "good"}}
+    linformer("LinformerForSequenceClassification", tmp_path / "model", **names)
+    main(["export", str(tmp_path / "model"), str(out), "--format", "openvino", "--dtype", "bfloat16"])
+    assert "Largest difference of bfloat16: " in capsys.readouterr().out
+    files = {"openvino_model.xml", "openvino_model.bin", "ov_config.json"}
+    assert {path.name for path in out.iterdir()} == FILES - {"model.onnx"} | files and damage(out) is None
+    assert json.loads((out / "ov_config.json").read_text())["INFERENCE_PRECISION_HINT"] == "bf16"
+    results = json.loads((out / "export.json").read_text())
+    sizes = [(out / f"openvino_model.{end}").stat().st_size for end in ("xml", "bin")]
+    assert results["bytes"]["OpenVINO"] == sum(sizes) and "openvino" in results["environment"]
+    assert results["bfloat16_difference"] > results["agreement"]["largest_difference"]
+    best = pipeline("text-classification", model=str(tmp_path / "model"))(["A text.", "Another, longer text."])
+    assert as_its_card_says(out, capsys) == f"{[each['label'] for each in best]}\n"
+    card = (out / "README.md").read_text()
+    assert "INFERENCE_NUM_THREADS" in card and "NUM_STREAMS" in card
+
+
+@pytest.mark.parametrize(
+    ("form", "package", "extra"), [("onnx", "onnxscript", "export"), ("openvino", "openvino", "openvino")]
+)
+def test_without_a_library_one_line_says_which(form, package, extra, tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"linformer_kit.export.{form}_file", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    error = fail(capsys, "export", "model", tmp_path / "out", "--format", form)
+    assert f'expected the package {package} (pip install "linformer-kit[{extra}]"), got none' in error
 
 
 @pytest.mark.e2e
@@ -135,7 +165,7 @@ def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplo
     (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
     for module in ("Transformer", "Pooling", "Dense"):
         (tmp_path / "model" / module).mkdir()
-    monkeypatch.setattr(onnx_file, "write_onnx", lambda source, path: path.write_bytes(b"a file"))
+    monkeypatch.setattr(onnx_file, "write", lambda source, path: path.write_bytes(b"a file"))
     monkeypatch.setattr(onnx_file, "runner", lambda path: lambda inputs: [model.run(inputs)[0] + 0.01])
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
     assert "model: expected the exported model within " in error

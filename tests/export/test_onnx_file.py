@@ -10,7 +10,7 @@ import transformers
 
 import linformer_kit as lk
 from linformer_cli.errors import InputError
-from linformer_kit.export import onnx_file
+from linformer_kit.export import command, onnx_file
 from linformer_kit.export.exportable import check_agreement, load
 from tests.conftest import ENCODERS, fields, slow_but
 from tests.export.conftest import BERT_SIZES, LENGTH, MODERN_SIZES, check_limit, linformer, save
@@ -33,7 +33,7 @@ STOCK = {"AlbertForQuestionAnswering": {**BERT_SIZES, "embedding_size": 13}, "Mo
 def written(folder, tmp_path):
     """Write and check the ONNX file of a model; return a function that runs it."""
     source, path = load(str(folder)), tmp_path / "model.onnx"
-    onnx_file.write_onnx(source, path)
+    onnx_file.write(source, path)
     run = onnx_file.runner(path)
     check_agreement(source, run)
     check_limit(source, run)
@@ -42,7 +42,7 @@ def written(folder, tmp_path):
 
 def test_the_configuration_of_a_linear_model_is_the_stock_one(tmp_path):
     model = lk.linearize(transformers.BertForMaskedLM(transformers.BertConfig(**BERT_SIZES)), 7)
-    onnx_file.write_configuration(model, tmp_path)
+    command.write_configuration(model, tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert type(config) is transformers.BertConfig and config.architectures == ["BertForMaskedLM"]
     assert not hasattr(config, "linformer")
@@ -108,4 +108,4 @@ def test_what_onnx_cannot_express_is_one_line(tmp_path, monkeypatch):
     source = load(str(linformer("LinformerModel", tmp_path / "model", num_hidden_layers=1)))
     monkeypatch.setattr(source, "forward", lambda input_ids, attention_mask: (torch.geqrf(input_ids * 1.0)[0],))
     with pytest.raises(InputError, match=r"^model: expected one that ONNX can express, got LinformerModel: .+$"):
-        onnx_file.write_onnx(source, tmp_path / "model.onnx")
+        onnx_file.write(source, tmp_path / "model.onnx")

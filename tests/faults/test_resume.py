@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from linformer_cli.cli import main
+from tests.conftest import fail_last_line
+from tests.export.conftest import linformer
 from tests.faults.runs import (
     BATCH,
     UPDATES,
@@ -70,6 +75,27 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
         (("distill", "float32", 1, 0), {}),
     ]
     check(command, cases, tmp_path, processes=1, cuts=(False,))
+
+
+@pytest.mark.parametrize("task", ["finetune", "distill", "predict"])
+def test_a_run_is_not_resumed_with_another_tokenizer(task, corpus, encoder, texts, teacher, tmp_path, capsys):
+    """Of the same model: a word that is another token."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    if task == "predict":
+        linformer("LinformerForSequenceClassification", model)
+        command, expected = ["predict", model, texts, "--out", out], "resume: expected tokenizer_fingerprint as in"
+    else:
+        shutil.copytree(encoder if task == "finetune" else teacher, model)
+        make = {"finetune": (finetune_command, texts), "distill": (distill_command, corpus)}[task]
+        command = make[0](model, make[1], out, max_steps=1, **({"layerwise_steps": 1} if task == "distill" else {}))
+        expected = f"resume: expected the content that the run in {out} began with, got other tokenizer"
+    main([*map(str, command)])
+    content = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [*vocabulary][-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    assert expected in fail_last_line(capsys, *command, "--resume")
 
 
 @pytest.mark.slow

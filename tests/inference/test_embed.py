@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
+import socket
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_cli.settings import EmbedSettings, PredictSettings, declare
 from linformer_kit import InputError
+from linformer_kit.files.locking import locked
 from linformer_kit.inference import batches, embed
 from linformer_kit.inference import output as outputs
 from tests.conftest import SIZES, fail, randomise, save_tokenizer
@@ -231,8 +234,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     np.save(output, np.zeros((3, 2), dtype=np.float32))
     message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
     assert message in fail(capsys, *command(folder, output, "--resume"))
-    main(command(folder, output, "--overwrite"))
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
 @pytest.mark.parametrize("options", [[], ["--pieces", "--max_length", "17"]])
@@ -325,6 +326,21 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
             main(command(folder, output))
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+def test_an_output_has_one_writer(folder, tmp_path, monkeypatch, capsys):
+    """The second one, also of --resume, names the first; so does one that has found no output before it got the lock."""
+    output, lock = tmp_path / "vectors.npy", tmp_path / "vectors.npy.lock"
+    with locked(lock, "out"):
+        owner = f"process {os.getpid()} on {socket.gethostname()}, which holds {lock}"
+        for options in ([], ["--resume"]):
+            error = fail(capsys, *command(folder, output, *options))
+            assert error.endswith(f"out: expected one run at a time, got another one, {owner}")
+        assert [*tmp_path.iterdir()] == [lock]
+    load = embed.load_embedder
+    monkeypatch.setattr(embed, "load_embedder", lambda *names, **options: output.touch() or load(*names, **options))
+    assert f"out: expected a new file, got {output}; --resume" in fail(capsys, *command(folder, output))
+    assert [*tmp_path.iterdir()] == [output] and not output.stat().st_size
 
 
 def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):

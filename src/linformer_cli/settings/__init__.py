@@ -321,13 +321,21 @@ class AdaptersSettings:
     card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
 
 
-@command("export", CONVERT, "export.onnx_file", "my-classifier served --int8", extra="export")
+@command("export", CONVERT, "export.command", "my-classifier served --format openvino")
 class ExportSettings:
-    """Export a model to ONNX, and check it against PyTorch."""
+    """Export a model to ONNX or OpenVINO, and check it against PyTorch."""
 
     model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
     out: Argument[Folder]  # New folder for the exported model and its tokenizer.
-    int8: Machine[bool] = False  # Quantise linear layers to int8: weights statically, activations dynamically.
+    format: Output[Literal["onnx", "openvino"]] = "onnx"  # Of the file: ONNX, or OpenVINO's, for CPUs.
+    # Number format: of OpenVINO's files float32 or bfloat16; of ONNX files float32 or int8, which quantises linear
+    # layers, weights statically and activations dynamically.
+    dtype: Machine[Literal["float32", "bfloat16", "int8"]] = "float32"
+
+    def __post_init__(self) -> None:
+        other = {"onnx": "int8", "openvino": "bfloat16"}[self.format]
+        if self.dtype not in ("float32", other):
+            raise InputError(f"dtype: expected float32 or {other} with format {self.format}, got {self.dtype}")
 
 
 @settings

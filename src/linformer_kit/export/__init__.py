@@ -1,1 +1,1 @@
-"""Export models for deployment: an ONNX file, in float32 or int8, checked against PyTorch."""
+"""Export models for deployment: a file of ONNX or OpenVINO, checked against PyTorch."""

@@ -6,7 +6,10 @@ Axes: batch, seq_len, and the outputs of the head for each token or each text.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
@@ -28,10 +33,13 @@ from transformers import (
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.tokenizer import NO_LIMIT
-from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.embed import load_embedder
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.checkpoints.sentences import module_names
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
+from linformer_kit.linearized.internals import attention_implementation, bidirectional_mask_function
+from linformer_kit.linearized.windows import IMPLEMENTATION, WindowMask, window_attention, window_mask
+from linformer_kit.operator.conditions import is_exporting
 
 # Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
 _TOLERANCE = 8
@@ -70,6 +78,19 @@ EMBEDDER = Head(AutoModel, "a sentence embedder", ("last_hidden_state", _EMBEDDI
 _AFTER_ENCODER = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout")
 
 
+def _mask(**arguments: Any) -> WindowMask | Tensor | None:
+    """The mask of exact windows; in an exported program, that of full attention has one row for all queries."""
+    padding = arguments.get("attention_mask")
+    if not is_exporting() or padding is None or arguments["mask_function"] is not bidirectional_mask_function:
+        return window_mask(**arguments)
+    return padding[:, None, None].bool()
+
+
+_EXPORTED = "exported_windows"
+AttentionInterface.register(_EXPORTED, window_attention)
+AttentionMaskInterface.register(_EXPORTED, _mask)
+
+
 class Exportable(nn.Module):
     """A model in evaluation mode that takes its inputs in a fixed order and returns a tuple.
 
@@ -86,6 +107,8 @@ class Exportable(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.head, self.sentences = model.eval(), head, sentences
+        if attention_implementation(model) in ("sdpa", IMPLEMENTATION):
+            model.set_attn_implementation(_EXPORTED)
         self.tokenizer, self.limit = tokenizer, tokenizer.model_max_length
         has_types = "token_type_ids" in tokenizer.model_input_names and getattr(model.config, "type_vocab_size", None)
         self.input_names = ("input_ids", "attention_mask", *["token_type_ids"] * bool(has_types))
@@ -109,8 +132,9 @@ class Exportable(nn.Module):
     @property
     def prompt(self) -> str:
         """What precedes a text unless another prompt is named, as in `SentenceTransformer.encode`."""
-        named = self.sentences and self.sentences.default_prompt_name
-        return self.sentences.prompts.get(named) or "" if named else ""
+        if self.sentences is None:
+            return ""
+        return self.sentences.prompts.get(self.sentences.default_prompt_name or "") or ""
 
     @property
     def size(self) -> int:
@@ -191,6 +215,19 @@ def check_tokenizer(source: Exportable, folder: Path) -> None:
             raise InputError(f"model: expected {expected}, got others of {text!r:.40}")
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the exporters' warnings, which are about missing optional libraries and their own internals."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 class Case(NamedTuple):
     """The shape of one input."""
 
@@ -212,6 +249,12 @@ def cases(limit: int) -> list[Case]:
         for length in lengths
         for rows, padding in paddings
     ]
+
+
+def example(source: Exportable) -> dict[str, Tensor]:
+    """Inputs for tracing; no size of them may reach the program."""
+    inputs = random_inputs(source, Case(2, min(7, source.limit), "left"))
+    return {name: torch.from_numpy(array) for name, array in inputs.items()}
 
 
 def random_inputs(source: Exportable, case: Case) -> Arrays:

@@ -26,7 +26,7 @@ from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Inputs, Outputs, TextModel
 from linformer_kit.inference.output import Output, Texts
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
-from linformer_kit.interop.loading import check_finite_weights, fingerprint, load_model
+from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
 from linformer_kit.linearized.linearize import optimize, text_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 
@@ -56,7 +56,7 @@ def main(settings: EmbedSettings) -> None:
     # Raises an error without room for text; of a prompt, a text may take over the last token.
     list(embedder.encode([("", None), ("a", None)]))
     identity = {
-        "model_fingerprint": fingerprint(embedder.sentences),
+        "model_fingerprint": model_fingerprint(embedder.sentences),
         "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
         "modules": [repr(module) for module in embedder.sentences],
         "prompt": embedder.prompt,

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from linformer_cli.errors import InputError, Stopped, errors_named
-from linformer_cli.outputs import check_new_files
+from linformer_cli.outputs import LOCK, check_new_files
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_cli.settings.declare import CountOrZero, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, TextColumns, is_table, read_inputs
 from linformer_kit.files.folders import check_made_from
+from linformer_kit.files.locking import locked
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.stopping import stop_requests
 from linformer_kit.files.writing import write_whole
@@ -113,11 +114,11 @@ class Output:
             return
         self._output = Path(settings.out)
         self._part, self._record = (Path(f"{self._output}.{end}") for end in ("part", "run.json"))
-        files = (self._output, self._part, self._record)
-        for written in filter(Path.exists, files):
+        self._files = (self._output, self._part, self._record)
+        for written in filter(Path.exists, self._files):
             if any(map(written.samefile, texts.paths)):
                 raise InputError(f"out: expected another file than that of the texts, got {written}")
-        check_new_files(files, goes_on=self._goes_on)
+        check_new_files(self._files, goes_on=self._goes_on)
 
     def write(
         self,
@@ -139,6 +140,7 @@ class Output:
             The counts of all texts, those of the run that is resumed included.
 
         Raises:
+            InputError: if another process writes the output.
             Stopped: after Ctrl-C or SIGTERM; the groups that were done are saved.
         """
         texts, progress = iter(self._texts), Progress()
@@ -152,32 +154,30 @@ class Output:
         self._identity = given | identity
         self._identity["files"] = [[path.name, file_fingerprint(path)] for path in self._texts.paths]
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        progress = self._recorded() if self._settings.resume else progress
-        left = self._texts.characters - sum(map(size, itertools.islice(texts, progress.texts)))
-
-        # x: of processes that start at once, one creates it.
-        with (
-            self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file,
-            stop_requests() as signals,
-        ):
+        with locked(Path(f"{self._output}{LOCK}"), "out"), stop_requests() as signals:
+            check_new_files(self._files, goes_on=self._goes_on)  # nothing was written meanwhile
+            progress = self._recorded() if self._goes_on else progress
+            left = self._texts.characters - sum(map(size, itertools.islice(texts, progress.texts)))
 
             def stop_if_asked() -> None:
                 if signals:
                     said = f"stopped after {progress.texts:,} of {self._texts.total:,} texts"
                     raise Stopped(f"{said}; --resume goes on from text {progress.texts + 1:,}", signal=signals[0])
 
-            file.truncate(progress.bytes)
-            file.seek(progress.bytes)
-            if not progress.bytes:
-                file.write(header)
-            self._save(file, progress)  # so that there is a record before anything else
-            for group in model.groups(texts, left, stop_if_asked):
-                written, counts = content(group, progress.texts)
-                with errors_named(self._output):
-                    file.write(written)
-                progress.add(group, counts)
-                self._save(file, progress)
-        os.replace(self._part, self._output)
+            # x: where a file system has no locks, one of the processes that start at once creates it.
+            with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:
+                file.truncate(progress.bytes)
+                file.seek(progress.bytes)
+                if not progress.bytes:
+                    file.write(header)
+                self._save(file, progress)  # so that there is a record before anything else
+                for group in model.groups(texts, left, stop_if_asked):
+                    written, counts = content(group, progress.texts)
+                    with errors_named(self._output):
+                        file.write(written)
+                    progress.add(group, counts)
+                    self._save(file, progress)
+            os.replace(self._part, self._output)
         return progress
 
     def _save(self, file: BinaryIO, progress: Progress) -> None:

@@ -16,13 +16,13 @@ from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import TextColumns
-from linformer_kit.data.tokenizer import Window
+from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Outputs, TextModel
 from linformer_kit.inference.output import Output, Texts
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.interop.loading import load_model, model_fingerprint
 
 _DIGITS = 6
 _KIND = "a classifier (`linformer finetune` makes one)"
@@ -49,7 +49,8 @@ def main(settings: PredictSettings) -> None:
     texts.find(columns, document="line")
     classifier = Classifier(settings, trained)
     identity = {
-        "model_fingerprint": fingerprint(classifier.model),
+        "model_fingerprint": model_fingerprint(classifier.model),
+        "tokenizer_fingerprint": tokenizer_fingerprint(classifier.tokenizer),
         "labels": list(trained.labels.names),
         "max_length": classifier.limit,
         **columns.names(),

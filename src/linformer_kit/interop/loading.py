@@ -286,6 +286,6 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
     return result
 
 
-def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
+def model_fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of all weights except those named in `without`."""
     return weights_hash((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)

@@ -100,7 +100,8 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
         settings.update(**self.generation_config.to_dict(), defaults_only=True)
         settings.update(**options)
         _check_generation(settings, options.get("assistant_model"))
-        tokens, mask = options.get("inputs_embeds"), options.get("attention_mask")
+        tokens: Any = options.get("inputs_embeds")
+        mask = options.get("attention_mask")
         for ids in (inputs, options.get("input_ids"), torch.zeros(1, 1)):  # of none transformers makes a first token
             tokens = ids if tokens is None else tokens
         is_batch = isinstance(tokens, Tensor) and tokens.dim() > 1

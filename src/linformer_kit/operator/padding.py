@@ -14,7 +14,8 @@ from torch import Tensor
 
 from linformer_kit.operator.conditions import values_are_cheap
 
-_LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ONNX has no stable sort
+# Added to positions of padding, so that all numbers differ: ONNX has no stable sort, OpenVINO no integers of 64 bits.
+_LAST = 1 << 30
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 

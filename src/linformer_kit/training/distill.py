@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import DistillSettings, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
-from linformer_kit.data.tokenizer import Encoder
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
-from linformer_kit.interop.loading import fingerprint, input_length, load_model
+from linformer_kit.interop.loading import input_length, load_model, model_fingerprint
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -70,8 +70,9 @@ def _distill(run: Run, settings: DistillSettings, layerwise: int) -> dict[str, A
         inputs = _load_inputs(settings, pair, run.process.num_processes)
     fingerprints = {
         "text_fingerprint": inputs.fingerprint,
-        "teacher_fingerprint": fingerprint(pair.teacher),
-        "student_fingerprint": fingerprint(pair.student),
+        "teacher_fingerprint": model_fingerprint(pair.teacher),
+        "student_fingerprint": model_fingerprint(pair.student),
+        "tokenizer_fingerprint": tokenizer_fingerprint(pair.tokenizer),
     }
     run.open({"text": inputs.description}, fingerprints)
     task = Distillation(

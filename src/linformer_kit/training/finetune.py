@@ -26,11 +26,11 @@ from linformer_cli.errors import DivergedError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
-from linformer_kit.data.tokenizer import Encoder
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import Loaded, fingerprint, input_length, load_model
+from linformer_kit.interop.loading import Loaded, input_length, load_model, model_fingerprint
 from linformer_kit.report.classification import texts_table, write_finetune_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
@@ -82,10 +82,13 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
         labelled_inputs(examples, labels, texts.columns, encoder, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
     )
-    texts_fingerprint = texts.fingerprint()
+    fingerprints = {
+        "texts_fingerprint": texts.fingerprint(),
+        "model_fingerprint": model_fingerprint(model, without=loaded.random),
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+    }
     texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
-    of_model = fingerprint(model, without=loaded.random)
-    run.open({"texts": texts.description}, {"texts_fingerprint": texts_fingerprint, "model_fingerprint": of_model})
+    run.open({"texts": texts.description}, fingerprints)
     model.config.trained_columns = dataclasses.asdict(texts.columns)
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")

@@ -27,7 +27,7 @@ from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSetting
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
 from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.loading import fingerprint, load_model
+from linformer_kit.interop.loading import load_model, model_fingerprint
 from linformer_kit.models.causal import LinformerForCausalLM
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM, LinformerLanguageModel, labelled_positions
@@ -86,7 +86,7 @@ def _pretrain(run: Run, settings: PretrainSettings, start: LinformerLanguageMode
         "train_text_fingerprint": data.corpus.train.fingerprint,
         "validation_text_fingerprint": data.corpus.validation.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
-        "from_model_fingerprint": "" if start is None else fingerprint(start),
+        "from_model_fingerprint": "" if start is None else model_fingerprint(start),
     }
     run.open({"corpus": data.corpus.description}, fingerprints)
     set_seed(settings.seed)

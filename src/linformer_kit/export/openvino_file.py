@@ -1,0 +1,105 @@
+"""Models as files of OpenVINO, which runs full attention fused and windows in blocks, without an n × n matrix.
+
+Imports the package of the extra `openvino`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openvino
+import torch
+from openvino import opset14 as operations
+from openvino.frontend.pytorch import ConversionExtension
+from torch.fx.experimental import _config
+
+from linformer_cli.errors import input_errors
+from linformer_kit.export.exportable import Arrays, Exportable, Run, example, quiet
+from linformer_kit.report.base import write_json
+
+RUNTIME, FILE = "OpenVINO", "openvino_model.xml"
+PACKAGES = ("openvino",)
+SETTINGS = "ov_config.json"  # the name in the pages of sentence-transformers
+_PRECISION = {"float32": "f32", "bfloat16": "bf16"}
+IMPORTS = "import numpy as np\nimport openvino"
+RUN = """settings = json.load(open("FOLDER/ov_config.json"))
+model = openvino.compile_model("FOLDER/openvino_model.xml", "CPU", settings)
+results = model({value.any_name: np.array(inputs[value.any_name]) for value in model.inputs})
+outputs = [results[name] for name in OUTPUTS]"""
+NOTES = """
+A text longer than LIMIT tokens is an error. `ov_config.json` has the settings, which others can join:
+
+| setting | value |
+|---|---|
+| `INFERENCE_PRECISION_HINT` | `f32`, or `bf16`: about twice as fast on processors with AVX-512 BF16 or AMX |
+| `PERFORMANCE_HINT` | `LATENCY`: one request on all cores; `THROUGHPUT`: several at once, with `AsyncInferQueue` |
+| `INFERENCE_NUM_THREADS` | threads in all; by default one for each physical core |
+| `NUM_STREAMS` | requests that run at once, each with its share of the threads |
+
+Where optimum-intel is installed, which needs an older transformers than linformer-kit does (below 5.6), its classes
+load this folder too, such as `OVModelForFeatureExtraction.from_pretrained("FOLDER")`; of an embedder also
+`SentenceTransformer("FOLDER", backend="openvino", model_kwargs={"ov_config": "FOLDER/ov_config.json"})`.
+"""
+
+
+def write(source: Exportable, path: Path) -> None:
+    """Write the model as `path` and its weights beside it, for every batch size and every length up to the limit.
+
+    Raises:
+        InputError: for models that cannot be converted.
+    """
+    inputs, any_size = example(source), torch.export.Dim.DYNAMIC
+    what = f"model: expected one that OpenVINO can express, got {type(source.model).__name__}"
+    # As `torch.onnx.export` has it: no guard on lengths, so that short texts have the same program.
+    with quiet(), torch.no_grad(), input_errors(what), shapes.patch(backed_size_oblivious=True):
+        program = torch.export.export(
+            source,
+            (),
+            kwargs=inputs,
+            dynamic_shapes={name: {0: any_size, 1: any_size} for name in inputs},
+            strict=False,
+        )
+        model = openvino.convert_model(program, extension=_CONVERTERS)
+        for port, name in zip(model.outputs, source.head.outputs, strict=True):
+            port.get_tensor().set_names({name})
+        # A longer input is an error of the runtime, which names this shape.
+        model.reshape({name: openvino.PartialShape([-1, (1, source.limit)]) for name in inputs})
+        openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def _converter(function: Any, operation: Any) -> ConversionExtension:
+    """How a function of two sizes is converted; it goes by the name that programs of torch print."""
+
+    def convert(node: Any) -> list[Any]:
+        sizes = [operations.convert(node.get_input(index), "i64") for index in range(2)]
+        return operation(*sizes).outputs()
+
+    return ConversionExtension(str(function), convert)
+
+
+shapes: Any = _config
+# Functions that OpenVINO's converter does not know.
+_CONVERTERS = [_converter(torch.sym_max, operations.maximum), _converter(torch.sym_min, operations.minimum)]
+
+
+def finish(path: Path, folder: Path, dtype: str) -> Run:
+    """Write the settings of the runtime for a number format into a folder; returns what runs the file with them.
+
+    The format cannot be asked for in the file itself.
+    """
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISION[dtype]}
+    write_json(options, folder / SETTINGS)
+    return runner(path, dtype)
+
+
+def runner(path: Path, dtype: str = "float32") -> Run:
+    """A function that runs a file, with as many threads as PyTorch."""
+    options = {"INFERENCE_PRECISION_HINT": _PRECISION[dtype], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    model = openvino.compile_model(path, "CPU", options)
+
+    def run(inputs: Arrays) -> list[Any]:
+        results = model(inputs)
+        return [results[port] for port in model.outputs]
+
+    return run
