@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def modules_by_name() -> dict[str, str]:
     return {name: name.split(".")[1] for name in FILES if name != "linformer_kit"}
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, also inside functions."""
     names: set[str] = set()

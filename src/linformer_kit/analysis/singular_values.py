@@ -25,7 +25,7 @@ from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator.attention import ProjectedAttention
 from linformer_kit.operator.padding import take_positions, zero_padding
-from linformer_kit.operator.projections import SequenceProjection, SharedProjection, inside
+from linformer_kit.operator.projections import SequenceProjection, SharedProjection, Tokens, inside
 from linformer_kit.operator.window import Window
 
 
@@ -108,10 +108,11 @@ def _curves(
     order = (~real).sort(dim=1, stable=True).indices
     is_ours = isinstance(model.config, LinformerConfig)
     layers = {module: layer for module in model.modules() if (layer := _with_exact_tokens(module)) is not None}
-    calls: dict[int, tuple[Any, ...]] = {}  # of the projection of the layer that runs
+    calls: dict[int, Tokens] = {}  # what the projection of the layer that runs received, by the number of slots
 
     def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        calls[inputs[2]] = inputs
+        tokens, slots = inputs
+        calls[slots] = tokens
 
     def reduce(module: nn.Module, inputs: Any, output: Any) -> Any:
         weights = output[-1] if isinstance(output, tuple) else None
@@ -167,14 +168,14 @@ def _projection(layer: Any) -> nn.Module:
 
 
 def _mapping(
-    layer: Any, weights: Float[Tensor, "batch heads seq_len columns"], calls: dict[int, tuple[Any, ...]]
+    layer: Any, weights: Float[Tensor, "batch heads seq_len columns"], calls: dict[int, Tokens]
 ) -> Float[Tensor, "batch heads seq_len seq_len"]:
     """M of a layer with exact tokens: M·V = P̄·[global tokens of V; slots of V; neighbours of each query in V].
 
     Args:
         layer: The layer.
         weights: P̄, with real tokens first.
-        calls: The arguments of the projection in this forward pass by the number of slots, which may differ between
+        calls: What the projection received in this forward pass by the number of slots, which may differ between
             heads. The slots of V = identity are F.
     """
     batch, heads, n, columns = weights.shape
@@ -182,9 +183,11 @@ def _mapping(
         return weights[..., :n]
     projection, window, first = _projection(layer), layer.sliding_window, min(layer.global_tokens, n)
     slots_of_tokens = {}
-    for k, (key, _, _, run, source) in [*calls.items()]:
+    for k, tokens in [*calls.items()]:
+        key = tokens.key
         identity = torch.eye(n - first, dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-        slots_of_tokens[k] = projection(key, zero_padding(identity, run.lengths), k, run, source).value.to(weights)
+        values = zero_padding(identity, tokens.run.lengths)
+        slots_of_tokens[k] = projection(tokens._replace(value=values), k).value.to(weights)
     mapping = weights.new_zeros(batch, heads, n, n)
     mapping[..., :first] = weights[..., :first]
     own = None if layer is projection else layer.projected_dim
