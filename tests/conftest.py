@@ -250,7 +250,12 @@ def config():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make blocks so small that the models of a test run in many of them."""
-    shrink_blocks(monkeypatch)
+    monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
+    monkeypatch.setattr(encoder, "_LEAST_TOKENS", 4)
+    monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(softmax, "_SCORES", 200)
+    monkeypatch.setattr(softmax, "_COLUMNS", 1000)
+    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
 
 
 def replica_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -287,19 +292,16 @@ def skip_if_peft_is_too_old() -> None:
         pytest.skip(str(error))
 
 
-def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `small_blocks` does, for other processes."""
-    monkeypatch.setattr(encoder, "_BLOCK_TOKENS", 2)
-    monkeypatch.setattr(encoder, "_LEAST_TOKENS", 4)
-    monkeypatch.setattr(encoder, "_BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(softmax, "_SCORES", 200)
-    monkeypatch.setattr(softmax, "_COLUMNS", 1000)
-    monkeypatch.setattr("linformer_kit.operator.window._ROWS", 3)
-
-
 def tokens(batch: int, seq_len: int) -> torch.Tensor:
     """Random ordinary tokens of the small vocabulary."""
     return torch.randint(5, SIZES["vocab_size"], (batch, seq_len))
+
+
+def some_padding(length: int) -> torch.Tensor:
+    """A mask of three texts, with 0 on padding: on the right, on the left, and in the middle."""
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[0, -5:] = mask[1, :3] = mask[2, 7:11] = 0
+    return mask
 
 
 def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
@@ -308,12 +310,6 @@ def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
         for parameter in module.parameters():
             parameter.normal_(std=scale)
     return module
-
-
-def of_shorter(weights: torch.Tensor, shorter: torch.Tensor, config: LinformerConfig) -> torch.Tensor:
-    """The columns of P̄ that a text without padding has too: its first slots, and all neighbours."""
-    slots = shorter.shape[-1] - config.sliding_window
-    return torch.cat([weights[..., :slots], weights[..., weights.shape[-1] - config.sliding_window :]], dim=-1)
 
 
 def as_in_the_paper(model, *arguments, **options):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,27 +51,33 @@ def test_imports_and_figures_change_nothing(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def trainings(folder: Path) -> dict:
-    """Each kind of training, for two updates."""
+def trainings(folder: Path, *, max_steps: int = 2, **changes: Any) -> dict[str, tuple[Callable, Any]]:
+    """Each kind of training, by name, and its settings."""
     corpus, texts = folder / "corpus", folder / "texts.csv"
     corpus.mkdir()
     write_corpus(corpus)
     texts.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(24)))
-    usual = {"report_to": "none", "dtype": "float32", "max_steps": 2, "logging_steps": 1}
-    usual |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
-    often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
-    sizes, encoder = ModelSettings(**PRETRAIN_SIZES), str(write_model(folder / "encoder", "number 0 1 2"))
-    named = {"train_file": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
-    teacher = str(write_teacher(folder / "teacher", "def function return a"))
-    outputs = {name: str(folder / name) for name in ("pretrain", "finetune", "distill")}
+    usual = {"report_to": "none", "dtype": "float32", "max_steps": max_steps, "logging_steps": 1}
+    usual |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3, "warmup_steps": 1, "eval_steps": 1, **changes}
+    often = {"save_steps": 1, **usual}
+    usual.pop("save_steps", None)  # checkpoints of finetune are at evaluations
+    encoder, teacher = write_model(folder / "encoder", "number 0 1 2"), write_teacher(folder / "teacher", "def a first")
+    few = {
+        "projected_dim": 5,
+        "projection": "linear",
+        "sliding_window": 3,
+        "max_eval_samples": 3,
+        "validation_fraction": 0.2,
+    }
+    kinds = {
+        "pretrain": (PretrainSettings, {"model": ModelSettings(**PRETRAIN_SIZES), "train_file": [str(corpus)]} | often),
+        "finetune": (FinetuneSettings, {"model": str(encoder), "train_file": [str(texts)]} | usual),
+        "distill": (DistillSettings, {"model": str(teacher), "train_file": [str(corpus)]} | few | often),
+    }
+    functions = {"pretrain": pretrain.pretrain, "finetune": finetune.finetune, "distill": distill.distill}
     return {
-        pretrain.pretrain: PretrainSettings(
-            model=sizes, train_file=[str(corpus)], output_dir=outputs["pretrain"], **usual, **often
-        ),
-        finetune.finetune: FinetuneSettings(
-            model=encoder, train_file=[str(texts)], output_dir=outputs["finetune"], **usual
-        ),
-        distill.distill: DistillSettings(model=teacher, output_dir=outputs["distill"], **named, **usual, **often),
+        name: (functions[name], settings(output_dir=str(folder / name), **given))
+        for name, (settings, given) in kinds.items()
     }
 
 
@@ -77,7 +85,7 @@ def trainings(folder: Path) -> dict:
 def test_trainings_change_nothing(drawn, tmp_path, monkeypatch):
     """Signals, generators, threads, loggers, malloc: the next lines of the program go on as if nothing had been."""
     monkeypatch.setattr(process, "ctypes", None)  # telling the C library anything would fail
-    for train, settings in trainings(tmp_path).items():
+    for train, settings in trainings(tmp_path).values():
         random.seed(3), np.random.seed(5), torch.manual_seed(7)
         before = process_state()
         train(settings)

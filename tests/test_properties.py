@@ -1,6 +1,6 @@
 """What must hold for every projection, sharing, length and padding: sizes are drawn, the reference is plain.
 
-`test_attention` and `test_projection` have the cases by hand; everything here is in float64, so that exact means exact.
+Everything here is in float64, so that exact means exact; `operator/test_reference` has the reference by hand.
 """
 
 from __future__ import annotations
@@ -159,11 +159,31 @@ def test_equals_the_plain_reference_in_every_combination(
     options |= {"bias_order": bias_order if bias_order in bias_orders(name, sharing) else "before_projection"}
     options |= {"sliding_window": window, "global_tokens": tokens}
     layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()
-    padding = None
-    if masked:  # right, left, holes, none
-        padding = torch.zeros(4, length, dtype=torch.bool)
-        padding[0, length - length // 3 :] = padding[1, : length // 3] = padding[2, 1::3] = True
+    padding = padding_of(length) if masked else None
     assert_equals_reference(Case(layer, torch.randn(4, length, 6, dtype=torch.float64), padding))
+
+
+def padding_of(length: int) -> Tensor:
+    """Of four sequences: right, left, holes, none."""
+    padding = torch.zeros(4, length, dtype=torch.bool)
+    padding[0, length - length // 3 :] = padding[1, : length // 3] = padding[2, 1::3] = True
+    return padding
+
+
+UNBOUNDED = [
+    {"projection": None},
+    {"projection": None, "causal": True, "bias": False},
+    {"projection": "dynamic", "projected_dim": [5, 7], "sharing": "none"},
+    {"projection": "dynamic", "projected_dim": 7, "sharing": "headwise"},
+]
+
+
+@pytest.mark.parametrize("length", [1, 41])
+@pytest.mark.parametrize("arguments", UNBOUNDED)
+def test_layers_without_a_longest_sequence_equal_the_plain_reference(arguments, length):
+    layer = randomise(LinformerAttention(6, 2, **arguments)).double()
+    for padding in (None, padding_of(length)):
+        assert_equals_reference(Case(layer, torch.randn(4, length, 6, dtype=torch.float64), padding))
 
 
 @given(cases(padded=True), st.sampled_from([float("nan"), float("inf"), -1e30]))

@@ -46,6 +46,8 @@ FIELDS_BESIDE = frozenset(
         "use_cache",  # transformers' Trainer writes it into every configuration
     )
 )
+# Classes whose labels transformers' Trainer shifts, by name.
+CAUSAL_MODELS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _CONFIGURED_WINDOW = "create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask"
 
 

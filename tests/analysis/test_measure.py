@@ -10,7 +10,7 @@ import torch
 
 from linformer_cli.errors import InputError, OutOfMemoryError
 from linformer_kit.analysis import measure
-from linformer_kit.analysis.measure import Encoder, build, dtype_of, random_ids, runner
+from linformer_kit.analysis.measure import Encoder, build, random_ids, runner
 
 CPU = torch.device("cpu")
 
@@ -86,10 +86,3 @@ def test_memory_of_training_holds_activations(monkeypatch):
     monkeypatch.setattr(measure, "in_fresh_process", lambda function, *arguments: function(*arguments))
     peaks = {mode: measure.memory_of(small("full"), 1024, mode, CPU, torch.float32) for mode in ("forward", "train")}
     assert peaks["train"] > 1024 * 37 * 30 * 4 * 5 > 0 and peaks["train"] > peaks["forward"]
-
-
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_auto_is_bfloat16_where_the_processor_has_it(has_bf16, monkeypatch):
-    monkeypatch.setattr(measure, "fast_dtype", lambda *_: torch.bfloat16 if has_bf16 else torch.float32)
-    assert dtype_of("auto", CPU) == ("bfloat16" if has_bf16 else "float32")
-    assert dtype_of("float16", CPU) == "float16"

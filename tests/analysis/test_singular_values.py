@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ import transformers
 import linformer_kit as lk
 from linformer_kit import InputError, LinformerModel, Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.analysis import singular_values as sv
-from linformer_kit.analysis.singular_values import singular_values
 from linformer_kit.operator.padding import take_positions, zero_padding
 from linformer_kit.operator.slots import merge_heads, split_heads
 from tests.conftest import randomise, tokens
@@ -30,13 +27,6 @@ SIZES = {
 def encoder(kind: str = "bert", **changes: object) -> transformers.PreTrainedModel:
     config = transformers.AutoConfig.for_model(kind, **SIZES | changes)
     return randomise(transformers.AutoModel.from_config(config)).eval()
-
-
-@pytest.mark.parametrize("shape", [(1, 5, 23, 23), (3, 1, 7, 29)])
-def test_they_are_those_of_numpy(shape):
-    matrices = (2.0 * torch.randn(shape)).softmax(dim=-1)
-    expected = np.linalg.svd(matrices.double().numpy(), compute_uv=False)
-    np.testing.assert_allclose(singular_values(matrices).numpy(), expected, atol=1e-7)
 
 
 def curves(model, ids: torch.Tensor) -> np.ndarray:
@@ -110,27 +100,6 @@ def test_with_exact_tokens_it_is_that_of_the_mapping_of_all_tokens(kind, config,
         torch.testing.assert_close(merge_heads(matrices @ split_heads(given, 3)), found, rtol=1e-4, atol=1e-5)
 
 
-def test_with_a_window_it_is_that_of_a_matrix_made_by_hand():
-    """Of means of windows of 5 or 6 tokens after the first token, and the window of each query, in n columns."""
-    model = lk.linearize(encoder(), 7, sliding_window=4, global_tokens=1, layers=[1])
-    ids, n = tokens(1, 31), 31
-    weights = model(ids, output_attentions=True).attentions[1][0].detach().double().numpy()
-    expected = np.zeros((3, n, n))
-    edges = [1 + 30 * slot // 7 for slot in range(8)]
-    for head, row in np.ndindex(3, n):
-        global_token, slots, near = np.split(weights[head, row], [1, 8])
-        expected[head, row, 0] += global_token[0]
-        for weight, first, after in zip(slots, edges, edges[1:], strict=False):
-            expected[head, row, first:after] += weight / (after - first)
-        for weight, token in zip(near, range(row - 2, row + 2), strict=True):
-            if 0 <= token < n:
-                expected[head, row, token] += weight
-    np.testing.assert_allclose(expected.sum(-1), 1, atol=1e-5)
-    sums = np.linalg.svd(expected, compute_uv=False).cumsum(-1)
-    found = attention_spectrum(model, [{"input_ids": ids}]).cumulative[1]
-    np.testing.assert_allclose(found, sums / sums[:, -1:], atol=1e-5)
-
-
 @pytest.mark.parametrize(("projection", "name"), [("max_pool", "MaxPoolProjection"), ("conv", "ConvProjection")])
 def test_slots_that_are_no_sums_are_rejected_with_exact_tokens(projection, name, config):
     expected = "expected slots that are weighted sums of tokens, in a layer with a sliding window or global tokens, got"
@@ -163,19 +132,6 @@ def test_padding_does_not_count(config, ours):
         np.testing.assert_allclose(attention_spectrum(model, moved).cumulative, shorter.cumulative[..., :9], atol=1e-5)
     with pytest.raises(InputError, match="batches: expected at least one with a real token, got none"):
         attention_spectrum(model, [{"input_ids": ids[2:], "attention_mask": mask[2:]}])
-
-
-def test_weights_of_one_layer_are_held_at_a_time(monkeypatch):
-    kept, shares = [], sv._shares
-
-    def watched(weights, real):
-        assert all(weights_before() is None for weights_before in kept)
-        kept.append(weakref.ref(weights))
-        return shares(weights, real)
-
-    monkeypatch.setattr(sv, "_shares", watched)
-    attention_spectrum(encoder(num_hidden_layers=3), [{"input_ids": tokens(1, 7)}])
-    assert len(kept) == 3
 
 
 def test_what_has_no_such_weights_is_rejected():

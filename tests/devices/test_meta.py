@@ -23,7 +23,7 @@ from linformer_kit import (
     linearize,
 )
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import fields, tokens
+from tests.conftest import fields, some_padding, tokens
 from tests.families import FAMILIES, build, example
 
 META = torch.device("meta")
@@ -54,9 +54,7 @@ def _one_device():
 
 def ids_and_mask(device: torch.device = META) -> tuple[torch.Tensor, torch.Tensor]:
     """Padding on the right, on the left and between; on the meta device a mask is one of all of them."""
-    ids, mask = tokens(3, 31), torch.ones(3, 31, dtype=torch.long)
-    mask[0, 19:] = mask[1, :5] = mask[2, 7::3] = 0
-    return ids.to(device), mask.to(device)
+    return tokens(3, 31).to(device), some_padding(31).to(device)
 
 
 def on_meta(kind: type, config: object) -> torch.nn.Module:

@@ -6,33 +6,13 @@ import numpy as np
 import pytest
 
 from linformer_cli.errors import InputError
-from linformer_kit.export.exportable import Case, cases, check_agreement, differences, load, random_inputs
+from linformer_kit.export.exportable import Case, check_agreement, differences, load
 from tests.export.conftest import LENGTH, linformer
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return load(str(linformer("LinformerForTokenClassification", tmp_path_factory.mktemp("model"))))
-
-
-@pytest.mark.parametrize("limit", [37, 4099])
-def test_shapes_from_one_token_to_the_longest(limit):
-    shapes = cases(limit)
-    assert len(shapes) == len(set(shapes)) == 18
-    assert {1, 2, limit - 1, limit} <= {case.length for case in shapes} and max(shape[1] for shape in shapes) == limit
-    assert {case.padding for case in shapes if case.length == limit} == {"none", "right", "left"}
-    assert all(case.rows == 1 for case in shapes if case.length >= 1024)
-
-
-@pytest.mark.parametrize(("padding", "side"), [("left", 0), ("right", -1)])
-def test_inputs_are_padded_on_their_side_with_the_padding_token(source, padding, side):
-    inputs = random_inputs(source, Case(3, 23, padding))
-    mask = inputs["attention_mask"]
-    assert (mask[:, side] == 0).all() and (mask[:, -1 - side] == 1).all()
-    assert (np.diff(mask, axis=1) * (1 + 2 * side) >= 0).all()  # padding first, or last, and in one piece
-    assert ((inputs["input_ids"] == source.tokenizer.pad_token_id) == (mask == 0)).all()
-    assert (mask.sum(axis=1) >= 12).all()
-    assert (random_inputs(source, Case(3, 23, "none"))["attention_mask"] == 1).all()
 
 
 def test_padded_positions_do_not_count_and_every_other_number_does(source):

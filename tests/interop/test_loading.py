@@ -16,11 +16,10 @@ from linformer_cli.cli import main
 from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
 from linformer_kit import LinformerConfig, LinformerModel, environment
-from linformer_kit.inference.batches import TextModel, by_length
+from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.embed import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
-from linformer_kit.interop.checkpoints import pretrained
 from linformer_kit.interop.loading import auto_class_of, load_model, tokenizer_for
 from tests.conftest import SIZES, fail_last_line, randomise, save_bert_tokenizer, save_tokenizer
 
@@ -89,11 +88,6 @@ def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TextModel, "_reads_padding", False)
         assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
-
-
-def test_batches_have_the_longest_windows_first():
-    windows = [{"input_ids": [5] * length} for length in (3, 9, 3, 4, 9, 9, 3)]
-    assert by_length(windows) == [1, 4, 5, 3, 0, 2, 6]
 
 
 def test_pairs_of_a_model_with_one_token_type(tmp_path):
@@ -191,8 +185,6 @@ COMMANDS = {
     "evaluate": ["MODEL", "texts.csv"],
     "embed": ["MODEL", "texts.csv", "--out", "out.npy"],
     "fill-mask": ["MASKED", "w7 <mask>", "--top_k", "3"],
-    "export": ["MODEL", "out"],
-    "linearize": ["MASKED", "out", "--projected_dim", "5", "--max_position_embeddings", "34"],
 }
 
 
@@ -210,29 +202,6 @@ def prepared(tmp_path, monkeypatch):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_checks_a_folder_once_and_loads_a_model_once(prepared, name, monkeypatch):
-    calls = []
-    check = pretrained._check_folder
-    monkeypatch.setattr(pretrained, "_check_folder", lambda folder: (calls.append("check"), check(folder)))
-    classes = {"model": transformers.PreTrainedModel, "configuration": AutoConfig}
-    real = {kind: vars(kind)["from_pretrained"].__func__ for kind in classes.values()}
-    for what, kind in classes.items():
-
-        def counted(owner, *arguments, what=what, kind=kind, **options):
-            if options.get("device_map") != "meta":  # where no weights are loaded
-                calls.append(what)
-            return real[kind](owner, *arguments, **options)
-
-        monkeypatch.setattr(kind, "from_pretrained", classmethod(counted))
-    main(prepared(name))
-    expected = ["check", "configuration", "model"]
-    if name == "embed":  # sentence-transformers opens the configuration as well
-        calls, expected = [call for call in calls if call != "configuration"], ["check", "model"]
-    assert sorted(calls) == expected
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", ["predict", "evaluate", "embed", "fill-mask"])
 def test_a_model_runs_where_the_setting_says(prepared, name, monkeypatch, capsys):
     """`meta` stands for an accelerator, which has no results; no model is loaded for an unavailable one."""
     monkeypatch.setattr(environment, "best_device", lambda: torch.device("meta"))

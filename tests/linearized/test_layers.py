@@ -6,12 +6,11 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel
 
-from linformer_cli.cli import main
 from linformer_kit import InputError, linearize
 from linformer_kit.linearized.layers import attention_layers
-from tests.conftest import as_in_the_paper, write_corpus, write_teacher
+from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
 
@@ -73,19 +72,3 @@ def test_a_model_of_windows_only_has_no_linear_layers():
     ):
         linearize(model)
     assert len(linearize(model, layers=[]).config.linformer["local_layers"]) == 3
-
-
-@pytest.mark.e2e
-def test_by_command(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    corpus = write_corpus(tmp_path / "corpus")
-    teacher = str(write_teacher(tmp_path / "teacher", "def function return a"))
-    main(["linearize", teacher, str(tmp_path / "linear"), "--projected_dim", "5", "--layers", "1"])
-    fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "linear").config.linformer
-    assert len(fields["layers"]) == 1 and fields["full_layers"][0].startswith("encoder.layer.0")
-    options = ["--layers", "0", "2", "--sliding_window", "3", "--projected_dim", "5", "--max_steps", "2"]
-    options += ["--eval_steps", "2", "--save_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "2"]
-    options += ["--train_file", str(corpus), "--report_to", "none"]
-    main(["distill", teacher, "--output_dir", str(tmp_path / "student"), *options])
-    fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "student").config.linformer
-    assert len(fields["layers"]) == 2 and fields["sliding_window"] == 3

@@ -12,11 +12,10 @@ from unittest import mock
 import pytest
 import torch
 from accelerate import cpu_offload
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call, vmap
-from torch.nn.utils import parametrizations, prune
 from transformers import AutoModel
 
 import linformer_kit as lk
@@ -28,7 +27,7 @@ from tests.conftest import save_tokenizer, slow_but
 from tests.families import FAMILIES, build, example
 from tests.linearized.test_windows import modernbert
 from tests.operator.kernels.inputs import prefer_onednn
-from tests.operator.test_called import FakeQuantizedLinear
+from tests.operator.test_called import pruned, replaced
 
 OPTIMIZED = {
     "stock": lambda model: lk.optimize(model),
@@ -91,18 +90,6 @@ def lora(model):
     return get_peft_model(model, LoraConfig(target_modules=["query", "dense"], init_lora_weights=False)).eval()
 
 
-def merged(model):
-    return lora(model).merge_and_unload()
-
-
-def ia3(model):
-    model = get_peft_model(model, IA3Config(target_modules=["query"], feedforward_modules=[])).eval()
-    for name, parameter in model.named_parameters():
-        if "ia3" in name:
-            nn.init.normal_(parameter)
-    return model
-
-
 def each(change):
     def attach(model):
         for name, module in list(model.named_modules()):
@@ -113,30 +100,9 @@ def each(change):
     return attach
 
 
-def pruned(linear):
-    prune.l1_unstructured(linear, "weight", amount=0.5)
-    with torch.no_grad():
-        linear.weight_orig.mul_(1.5)
-
-
-def normed(linear):
-    parametrizations.weight_norm(linear)
-    with torch.no_grad():
-        linear.parametrizations.weight.original0.mul_(1.5)
-
-
 def hooked(linear):
     linear.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
     linear.register_forward_hook(lambda _, given, output: output.tanh())
-
-
-def replaced(linear):
-    forward = linear.forward
-    linear.forward = lambda inputs: forward(inputs).tanh()
-
-
-def of_another_class(linear):
-    linear.__class__ = FakeQuantizedLinear
 
 
 def with_other_weights(linear):
@@ -164,13 +130,10 @@ def by_torchao(model):
 
 CHANGES = {
     "lora": lora,
-    "merged lora": merged,
-    "ia3": ia3,
+    "merged lora": lambda model: lora(model).merge_and_unload(),
     "pruned": each(pruned),
-    "parametrized": each(normed),
     "hooked": each(hooked),
     "replaced": each(replaced),
-    "of another class": each(of_another_class),
     "other weights": each(with_other_weights),
     "weights of a subclass": each(of_a_subclass),
     "torchao": by_torchao,

@@ -66,28 +66,20 @@ def test_tuples_of_slots_are_by_layer_as_lists_are(config):
     ("fields", "message"),
     [
         ({"attention": ["full"] * 5}, "attention: expected one for each of 12 layers, got ['full', 'full',"),
-        ({"attention": ["full", "fill"]}, "attention: expected 'linformer' or 'full'"),
-        ({"attention": [*["full"] * 11, "linformer"], "projected_dim": 600}, "projected_dim: expected 1 to 512"),
         ({"attention": ("full", "fill")}, "attention: expected 'linformer' or 'full'"),
+        ({"attention": [*["full"] * 11, "linformer"], "projected_dim": 600}, "projected_dim: expected 1 to 512"),
         ({"projected_dim": ("8", 8)}, "projected_dim: expected a valid integer or a valid list, got "),
-        ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
         ({"hidden_size": 0}, "hidden_size: expected greater than or equal to 1, got 0"),
         ({"hidden_size": True}, "hidden_size: expected a number, got True"),
-        ({"projected_dim": "8"}, "projected_dim: expected a valid integer or a valid list, got '8'"),
         ({"id2label": "x"}, "id2label: expected a name for each class id, got 'x'"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
+        ({"final_norm": False}, "final_norm: expected True without norm_first, got False"),
+        ({"bias_order": "after_projection", "sharing": "none"}, "bias_order: expected before_projection, unless E and"),
         ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
         ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
-        ({**CAUSAL, "sliding_window": 3}, "sliding_window: expected at least 4 with causal, as many tokens as a slot"),
-        (
-            {**CAUSAL, "projected_dim": [*[[128] * 12] * 11, [*[128] * 11, 64]]},
-            "sliding_window: expected at least 8 with causal",
-        ),
+        ({**CAUSAL, "projected_dim": [*[128] * 11, 64]}, "sliding_window: expected at least 8 with caus"),
         ({"sharing": "all"}, "sharing: expected 'none', 'headwise', 'key_value' or 'layerwise', got all"),
-        (
-            {"max_position_embeddings": 10**12},
-            "max_position_embeddings: expected less than or equal to 16777216, got 1000000000000",
-        ),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings: expected less than or equal to 16777216, got"),
         ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
         (
             {"projected_dims": 64},
@@ -156,10 +148,3 @@ def test_keywords_beside_a_file_are_checked(load, config, tmp_path):
         load(tmp_path, projected_dim=0)
     loaded = load(tmp_path, hidden_dropout_prob=0.25)
     assert getattr(loaded, "config", loaded).hidden_dropout_prob == 0.25
-
-
-@pytest.mark.parametrize("fields", [{"sharing": "none"}, {"projection": "max_pool"}, {"projection": "conv"}], ids=str)
-def test_biases_after_the_projection_need_one_linear_map(fields):
-    with pytest.raises(InputError, match=r"^bias_order: expected before_projection, unless E and F are linear and"):
-        LinformerConfig(bias_order="after_projection", **fields)
-    assert LinformerConfig(bias_order="after_projection", sharing="layerwise").bias_order == "after_projection"

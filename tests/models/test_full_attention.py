@@ -34,7 +34,11 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "RobertaForMaskedLM"])
+# LayerNorm before each part: names of theirs, first the last one.
+PRE_NORM = (("attention.LayerNorm", "self_attn_layer_norm"), ("intermediate.LayerNorm", "final_layer_norm"))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "RobertaForMaskedLM", "RobertaPreLayerNormModel"])
 def test_it_is_the_model_of_transformers(name):
     kind, offset = getattr(transformers, name), 2 * name.startswith("Roberta")
     positions = {"max_position_embeddings": 37 + offset, "type_vocab_size": 2 - offset // 2}
@@ -42,9 +46,12 @@ def test_it_is_the_model_of_transformers(name):
     theirs = randomise(kind(kind.config_class(**SIZES, **positions), **options)).eval()
     fields = {"max_position_embeddings": 37, "type_vocab_size": 2 - offset // 2, "position_offset": offset}
     pad = theirs.config.pad_token_id
-    config = LinformerConfig(**SIZES, **fields, attention="full", pad_token_id=pad)
+    pre_norm = "PreLayerNorm" in name
+    config = LinformerConfig(**SIZES, **fields, attention="full", pad_token_id=pad, norm_first=pre_norm)
     ours = (LinformerForMaskedLM if "For" in name else LinformerModel)(config).eval()
-    ours.load_state_dict(renamed_weights(theirs.state_dict(), NAMES))
+    names = PRE_NORM + NAMES if pre_norm else NAMES
+    weights = renamed_weights(theirs.state_dict(), names)
+    ours.load_state_dict({name.replace("LayerNorm.", "encoder.layer_norm."): each for name, each in weights.items()})
     ids, mask = torch.randint(5, 101, (3, 37)), torch.ones(3, 37, dtype=torch.long)
     mask[0, 23:] = 0
     arguments = {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}

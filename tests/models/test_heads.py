@@ -133,71 +133,37 @@ def test_question_answering_loss_is_that_of_transformers(config):
     torch.testing.assert_close(model(ids, start_positions=start[:, None], end_positions=end[:, None]).loss, out.loss)
 
 
+REJECTED = {
+    LinformerForMaskedLM: [
+        ({"input_ids": IDS[:, :1].expand(2, 38)}, "expected at most max_position_embeddings 37, got"),
+        ({"input_ids": IDS + 96}, "input_ids: expected ids from 0 to 100, got 101"),
+        ({"input_ids": IDS[0]}, "input_ids: expected [batch, sequence], got [31]"),
+        ({"input_ids": IDS.tolist()}, "input_ids: expected a tensor of int64 or int32, got list"),
+        ({"position_ids": IDS[0, 0]}, "position_ids: expected [2, 31], got []"),
+        ({"token_type_ids": IDS.tolist()}, "token_type_ids: expected a tensor of int64 or int32, got list"),
+        ({"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
+        ({"attention_mask": [[1] * 31] * 2}, "attention_mask: expected [2, 31], 1 on real tokens and 0"),
+        ({"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
+        ({"labels": IDS.tolist()}, "labels: expected a tensor, got 'list'"),
+        ({"labels": IDS + 96}, "labels: expected ids from 0 to 100, got 101"),
+        ({"inputs_embeds": IDS}, "expected exactly one of them, got both or neither"),
+        ({"labels": IDS[:, 1:], "predicted_positions": IDS[0]}, "labels: expected [2, 31], got"),
+    ],
+    LinformerForTokenClassification: [
+        ({"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
+        ({"labels": IDS.float()}, "labels: expected whole numbers, got torch.float32"),
+    ],
+    LinformerForSequenceClassification: [({"predicted_positions": IDS[0]}, "predicted_positions: expected None for")],
+    LinformerForQuestionAnswering: [
+        ({"start_positions": [1, 2], "end_positions": [1, 2]}, "start_positions: expected a tensor, got 'list'"),
+        ({"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
-    [
-        (
-            LinformerForMaskedLM,
-            {"input_ids": IDS[:, :1].expand(2, 38)},
-            "expected at most max_position_embeddings 37, got",
-        ),
-        (LinformerForMaskedLM, {"input_ids": IDS + 96}, "input_ids: expected ids from 0 to 100, got 101"),
-        (
-            LinformerForMaskedLM,
-            {"input_ids": IDS[0]},
-            "input_ids: expected [batch, sequence], got [31]",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"input_ids": IDS.tolist()},
-            "input_ids: expected a tensor of int64 or int32, got list",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"input_ids": IDS.float()},
-            "input_ids: expected a tensor of int64 or int32, got torch",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"position_ids": IDS[0].tolist()},
-            "position_ids: expected a tensor of int64 or int32, got list",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"position_ids": IDS[0, 0]},
-            "position_ids: expected [2, 31], got []",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"token_type_ids": IDS.tolist()},
-            "token_type_ids: expected a tensor of int64 or int32, got list",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"attention_mask": [[1] * 31] * 2},
-            "attention_mask: expected [2, 31], 1 on real tokens and 0",
-        ),
-        (
-            LinformerForMaskedLM,
-            {"attention_mask": IDS.numpy()},
-            "attention_mask: expected [2, 31], 1 on real tokens and 0",
-        ),
-        (LinformerForMaskedLM, {"labels": IDS.tolist()}, "labels: expected a tensor, got 'list'"),
-        (LinformerForMaskedLM, {"labels": IDS + 96}, "labels: expected ids from 0 to 100, got 101"),
-        (
-            LinformerForQuestionAnswering,
-            {"start_positions": [1, 2], "end_positions": [1, 2]},
-            "start_positions: expected a tensor, got 'list'",
-        ),
-        (LinformerForMaskedLM, {"inputs_embeds": IDS}, "expected exactly one of them, got both or neither"),
-        (LinformerForMaskedLM, {"attention_mask": IDS[:1]}, "attention_mask: expected [2, 31], 1 on real tokens"),
-        (LinformerForMaskedLM, {"token_type_ids": IDS}, "expected None or only 0 because type_vocab_size is 0"),
-        (LinformerForTokenClassification, {"labels": IDS.T}, "labels: expected [2, 31], got [31, 2]"),
-        (LinformerForTokenClassification, {"labels": IDS.float()}, "labels: expected whole numbers, got torch.float32"),
-        (LinformerForMaskedLM, {"labels": IDS[:, 1:], "predicted_positions": IDS[0]}, "labels: expected [2, 31], got"),
-        (LinformerForSequenceClassification, {"predicted_positions": IDS[0]}, "predicted_positions: expected None for"),
-        (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
-    ],
+    [(model_class, *each) for model_class, cases in REJECTED.items() for each in cases],
 )
 @pytest.mark.unchecked
 def test_calls_rejected(config, model_class, arguments, message):

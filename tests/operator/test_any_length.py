@@ -14,7 +14,6 @@ from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import CAUSAL, SHARINGS, randomise, tokens, values_of
 
 NESTED = [name for name in PROJECTIONS if name != "conv"]  # heads may differ in k
-WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
 def flops(model: LinformerModel, ids: torch.Tensor) -> int:
@@ -25,7 +24,7 @@ def flops(model: LinformerModel, ids: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize(("projection", "sharing"), values_of(NESTED, SHARINGS))
-def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, sharing):
+def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, sharing, tmp_path):
     model = randomise(LinformerModel(config(projection=projection, sharing=sharing))).eval()
     ids = tokens(2, 37)
     before, whole = model(ids).last_hidden_state, flops(model, ids)
@@ -38,6 +37,8 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     model.set_projected_dim()
     assert torch.equal(model(ids).last_hidden_state, before)
     model.set_projected_dim(3)
+    model.save_pretrained(tmp_path)  # with all slots
+    assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids).last_hidden_state, before)
     model.set_projected_dim(7)
     assert torch.equal(model(ids).last_hidden_state, before)
     assert model.config.projected_dim == 7
@@ -57,38 +58,13 @@ def test_hooks_that_copy_inputs_do_not_double_the_work(config):
     assert flops(model, ids) == before
 
 
-def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
-    model = randomise(LinformerModel(config())).eval()
-    ids = tokens(2, 31)
-    before = model(ids).last_hidden_state
-    model.set_projected_dim(3)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids).last_hidden_state, before)
-
-
-@pytest.mark.parametrize(
-    ("fields", "projected_dim", "message"),
-    [
-        ({}, 8, "projected_dim: expected 1 to 7 (those of the projection), got 8"),
-        ({"projection": "conv"}, 5, "the kernel of a convolution depends on it, got [5, 7]"),
-        ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
-        (CAUSAL["causal"], 4, "sliding_window: expected at least 10 with causal, as many tokens as a slot stands for"),
-    ],
-)
-def test_numbers_of_slots_rejected(config, fields, projected_dim, message):
-    model = LinformerModel(config(**fields)).eval()
-    ids = tokens(2, 31)
-    before = model(ids).last_hidden_state
-    with pytest.raises(InputError, match=re.escape(message)):
-        model.set_projected_dim(projected_dim)
-    assert torch.equal(model(ids).last_hidden_state, before)
+LENGTHS = {"max_position_embeddings": 36, "projected_dim": 6, "position_offset": 2}
 
 
 def resizable(config, projection: str, **fields: object) -> LinformerForMaskedLM:
     """36 positions in 6 windows, so that windows tile other lengths too."""
-    sizes = {"max_position_embeddings": 36, "projected_dim": 6, "position_offset": 2}
     kind = {"attention": "full"} if projection == "full" else {"projection": projection}
-    return randomise(LinformerForMaskedLM(config(**{**sizes, **kind, **fields}))).eval()
+    return randomise(LinformerForMaskedLM(config(**{**LENGTHS, **kind, **fields}))).eval()
 
 
 @pytest.mark.parametrize(
@@ -135,34 +111,51 @@ def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
 
 
 @pytest.mark.parametrize(
-    ("fields", "arguments", "message"),
+    ("fields", "change", "message"),
     [
-        ({}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
-        ({}, {"seq_len": 40, "mode": "crop"}, "mode: expected one of extend, interpolate, got 'crop'"),
+        (
+            {},
+            lambda model: model.set_projected_dim(8),
+            "projected_dim: expected 1 to 6 (those of the projection), got 8",
+        ),
+        (
+            {"projection": "conv"},
+            lambda model: model.set_projected_dim(5),
+            "the kernel of a convolution depends on it, got [5, 6]",
+        ),
+        (
+            {"attention": "full"},
+            lambda model: model.set_projected_dim(5),
+            "set_projected_dim: expected a model with attention linformer, got full",
+        ),
+        ({}, lambda model: model.resize_sequence_length(35), "seq_len: expected at least 36 for mode extend, got 35"),
+        (
+            {},
+            lambda model: model.resize_sequence_length(40, mode="crop"),
+            "mode: expected one of extend, interpolate, got 'crop'",
+        ),
         (
             {"projection": "mean_pool", "projected_dim": [6, 9], "sharing": "layerwise"},
-            {"seq_len": 40},
+            lambda model: model.resize_sequence_length(40),
             "seq_len: expected whole windows of 36/6 positions for mode extend, got 40",
         ),
     ],
 )
-def test_resizing_rejected_and_nothing_changed(config, fields, arguments, message):
-    model = resizable(config, fields.pop("projection", "linear"), **fields)
+def test_changes_rejected_and_nothing_changed(config, fields, change, message):
+    model = LinformerForMaskedLM(config(**LENGTHS | fields))
     before = model.config.to_dict(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=re.escape(message)):
-        model.resize_sequence_length(**arguments)
+        change(model)
     assert model.config.to_dict() == before[0]
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[1][name])
+    assert all(torch.equal(tensor, before[1][name]) for name, tensor in model.state_dict().items())
 
 
-def test_windows_of_a_causal_model_stay_in_its_sliding_window(config):
-    """They may become more, and no wider."""
-    sizes = {"max_position_embeddings": 36, "projected_dim": 6}
-    model, ids = randomise(LinformerModel(config(**sizes, **CAUSAL["causal"]))).eval(), tokens(2, 36)
-    before, saved = model(ids).last_hidden_state, model.config.to_dict()
-    with pytest.raises(InputError, match=r"^sliding_window: expected at least 10 with causal, .*, got 9$"):
-        model.resize_sequence_length(55, mode="interpolate")
-    assert model.config.to_dict() == saved and torch.equal(model(ids).last_hidden_state, before)
+def test_windows_of_a_causal_model_become_more_and_no_wider(config):
+    model, ids = randomise(LinformerModel(config(**LENGTHS | CAUSAL["causal"]))).eval(), tokens(2, 36)
+    before = model(ids).last_hidden_state
+    for change in (lambda: model.set_projected_dim(4), lambda: model.resize_sequence_length(55, mode="interpolate")):
+        with pytest.raises(InputError, match=r"^sliding_window: expected at least \d+ with causal, .*, got 9$"):
+            change()
+        assert torch.equal(model(ids).last_hidden_state, before)
     model.resize_sequence_length(72)
     assert model.config.projected_dim == 12 and torch.equal(model(ids).last_hidden_state, before)

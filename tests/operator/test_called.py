@@ -21,7 +21,7 @@ import linformer_kit as lk
 from linformer_kit import LinformerAttention
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.operator.reference import AttentionWeights
-from tests.conftest import SHARINGS, fields, pairs_of, randomise, tokens
+from tests.conftest import SHARINGS, fields, pairs_of, randomise, some_padding, tokens
 from tests.reference.attention import projected_attention_reference
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
@@ -99,14 +99,6 @@ def build(**arguments) -> LinformerAttention:
     return randomise(LinformerAttention(EMBED, HEADS, **given)).double()
 
 
-def padded(batch: int, seq_len: int) -> Tensor:
-    """Padding on the right, on the left, and none."""
-    mask = torch.zeros(batch, seq_len, dtype=torch.bool)
-    mask[0, seq_len - 5 :] = True
-    mask[1, :3] = True
-    return mask
-
-
 def reference(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> Tensor:
     """Equation 7 of what the maps return for every token."""
     assert layer.projection is not None
@@ -142,9 +134,9 @@ def test_what_is_attached_is_obeyed(sharing, attached, projection):
     before = copy.deepcopy(layer).eval()
     ATTACHED[attached](layer)
     inputs = torch.randn(3, 23, EMBED, dtype=torch.float64, requires_grad=True)
-    with_padding = padded(3, 23)
+    with_padding = some_padding(23) == 0
     if attached == "by_position":  # maps see real tokens first
-        with_padding[1] = False
+        with_padding[1:] = False
     for training, mask in itertools.product((True, False), (None, with_padding)):
         layer.train(training)
         compare(layer, inputs, mask)

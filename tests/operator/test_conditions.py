@@ -19,22 +19,25 @@ from linformer_kit import (
     linearize,
     operator,
 )
-from tests.conftest import ENCODERS, SHORTER_INPUTS, SIZES, fields, randomise, shorter_inputs, tokens, values_of
+from tests.conftest import (
+    ENCODERS,
+    SHORTER_INPUTS,
+    SIZES,
+    fields,
+    randomise,
+    shorter_inputs,
+    some_padding,
+    tokens,
+    values_of,
+)
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def masked_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, and padding on the right, on the left and in the middle."""
-    mask = torch.ones(3, 31, dtype=torch.long)
-    mask[0, 23:] = mask[1, :5] = mask[2, 7:11] = 0
-    return tokens(3, 31), mask
 
 
 @pytest.mark.parametrize(("kind", "shorter_input"), values_of(ENCODERS, SHORTER_INPUTS))
 def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
     model = randomise(LinformerModel(config(**shorter_inputs(fields(kind), shorter_input)))).eval()
-    ids, mask = masked_batch()
+    ids, mask = tokens(3, 31), some_padding(31)
     one_by_one = vmap(lambda row: model(row[None]).last_hidden_state[0])(ids)
     torch.testing.assert_close(one_by_one, model(ids).last_hidden_state, **CLOSE)
     one_by_one = vmap(lambda row, real: model(row[None], real[None]).last_hidden_state[0])(ids, mask)
@@ -46,7 +49,7 @@ def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
 @torch.no_grad()
 def test_traced_from_one_short_text():
     """The traced program must not depend on the number or length of the texts that it was traced with."""
-    ids, mask = masked_batch()
+    ids, mask = tokens(3, 31), some_padding(31)
     sizes = {name: SIZES[name] for name in SIZES if name != "projected_dim"}
     bert = transformers.BertModel(transformers.BertConfig(**sizes, return_dict=False), add_pooling_layer=False)
     model = linearize(randomise(bert), SIZES["projected_dim"]).eval()
@@ -60,7 +63,7 @@ def test_traced_from_one_short_text():
 def test_a_mask_of_floating_point(config, kind, dtype):
     """As PEFT makes it for prompts: 1 and 0, and the same outputs and gradients as for integers."""
     model = randomise(LinformerForSequenceClassification(config(**fields(kind)))).train()
-    ids, mask = masked_batch()
+    ids, mask = tokens(3, 31), some_padding(31)
     results = []
     for given in (mask, mask.to(dtype)):
         output = model(ids, given, labels=torch.tensor([0, 1, 0]), output_hidden_states=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from linformer_kit import InputError, LinformerAttention
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import randomise
+from tests.conftest import randomise, some_padding
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
 
@@ -25,13 +25,6 @@ def pair(**arguments) -> tuple[LinformerAttention, LinformerAttention]:
     return first, other
 
 
-def padded(batch: int, seq_len: int) -> torch.Tensor:
-    mask = torch.zeros(batch, seq_len, dtype=torch.bool)
-    mask[0, -5:] = True
-    mask[1, :3] = True
-    return mask
-
-
 def test_arguments_stand_in_the_order_of_torchs():
     theirs, ours = (
         list(inspect.signature(kind.forward).parameters) for kind in (nn.MultiheadAttention, LinformerAttention)
@@ -43,7 +36,7 @@ def test_arguments_stand_in_the_order_of_torchs():
 def test_length_first(projection):
     first, other = pair(projection=projection)
     query, memory = (torch.randn(3, length, EMBED, dtype=torch.float64) for length in (11, 23))
-    mask = padded(3, 23)
+    mask = some_padding(23) == 0
     for inputs in ((memory, memory, memory), (query, memory, memory), (query, memory, memory.clone())):
         expected, weights = first(*inputs, mask, need_weights=True)
         turned = {id(tensor): tensor.transpose(0, 1) for tensor in inputs}
@@ -72,7 +65,7 @@ def test_one_sequence_without_a_batch(batch_first):
 )
 def test_masks_that_are_added_to_scores(hidden, dtype):
     layer, _ = pair()
-    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
+    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), some_padding(23) == 0
     hidden = torch.finfo(dtype).min if hidden == "min" else hidden
     added = torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, hidden)
     assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, mask)[0])
@@ -118,11 +111,6 @@ def test_what_has_no_place_is_an_error():
         empty.load_state_dict(nn.MultiheadAttention(EMBED, HEADS).state_dict(), assign=True)
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F
         ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})
-
-
-def test_the_longest_sequence_has_the_name_of_its_argument():
-    with pytest.raises(InputError, match=r"^max_seq_len: expected a positive integer, got None$"):
-        LinformerAttention(EMBED, HEADS)
 
 
 @pytest.mark.parametrize("projection", ["linear", "random"])

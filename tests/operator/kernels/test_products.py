@@ -11,41 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from linformer_kit import LinformerModel
+from linformer_kit import LinformerAttention, LinformerModel
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import choose, fast
 from linformer_kit.operator.kernels.processor import Processor
-from tests.conftest import tokens
+from tests.conftest import tokens, values_of
 from tests.operator.kernels.inputs import prefer_onednn
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1031,), (2, 3, 173)])
-def test_float32_maps_through_onednn(monkeypatch, shape, bias):
-    """Outputs and gradients; torch's own map sums in another order, so an error of five of its is no loss of precision."""
-    prefer_onednn(monkeypatch)
-    inputs, weight = torch.randn(*shape, 31), torch.randn(37, 31)
-    offset = torch.randn(37) if bias else None
-    assert choose(inputs)._suits_onednn(inputs, weight)
-    tensors = [tensor for tensor in (inputs, weight, offset) if tensor is not None]
-
-    def results(function, dtype):
-        given = [tensor.to(dtype).requires_grad_() for tensor in tensors]
-        output = function(*given)
-        upstream = torch.cos(torch.arange(output.numel(), dtype=dtype)).view(output.shape)
-        return [output, *torch.autograd.grad(output, given, upstream)]
-
-    truth, plain, ours = (
-        results(F.linear, torch.float64),
-        results(F.linear, torch.float32),
-        results(choose(inputs).linear, torch.float32),
-    )
-    assert type(ours[0].grad_fn).__name__ == "_LinearBackward"
-    for right, theirs, mine in zip(truth, plain, ours, strict=True):
-        error, allowed = ((got.double() - right).abs().max().item() for got in (mine, theirs))
-        assert error <= 5 * allowed + 1e-6
-    with torch.no_grad():
-        assert torch.equal(choose(inputs).linear(*tensors), ours[0])
 
 
 @pytest.mark.parametrize("batch", [0, 1, 3])
@@ -64,34 +35,11 @@ def test_compress(monkeypatch, batch, fast):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x, w, b: (x[:5], w, b),
-        lambda x, w, b: (x.double(), w.double(), b.double()),
-        lambda x, w, b: (x.as_subclass(Marked), w, b),
-        lambda x, w, b: (x, w.as_subclass(Marked), b),
-    ],
-    ids=["little work", "double", "subclass", "subclass of weights"],
-)
-def test_what_onednn_is_not_asked_for(monkeypatch, change):
-    prefer_onednn(monkeypatch)
-    monkeypatch.setattr(fast, "onednn_linear", None)  # calling it would fail
-    tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
-    torch.testing.assert_close(choose(tensors[0]).linear(*tensors), F.linear(*tensors))
-    with torch.autocast("cpu"):
-        choose(weight := torch.randn(37, 31)).linear(torch.randn(1031, 31), weight)
-
-
 def feed_forward(dtype=torch.float64, *, bias=True):
     """Two maps with GELU between them, and their input."""
     torch.manual_seed(0)
     first, second = nn.Linear(7, 29, bias=bias, dtype=dtype), nn.Linear(29, 11, bias=bias, dtype=dtype)
     return first, second, torch.randn(2, 13, 7, dtype=dtype, requires_grad=True)
-
-
-def plain_feed_forward(first, second, inputs):
-    return F.linear(F.gelu(F.linear(inputs, first.weight, first.bias)), second.weight, second.bias)
 
 
 class InFloat32(nn.Linear):
@@ -101,15 +49,19 @@ class InFloat32(nn.Linear):
         return super().forward(inputs).float()
 
 
-@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"])
-@pytest.mark.parametrize("fields", [{}, {"sliding_window": 3}, {"attention": "full"}])
-def test_maps_may_return_float32_in_mixed_precision(config, fields, name):
-    """Gradients are those of the plain operations."""
+MAPS = ["", "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+MIXED = [{}, {"sliding_window": 3}, {"attention": "full"}]
+
+
+@pytest.mark.parametrize(("name", "fields"), values_of(MAPS, MIXED))
+def test_mixed_precision_has_the_gradients_of_the_plain_operations(config, fields, name):
+    """Also where a map returns float32."""
     model, ids, found = LinformerModel(config(**fields)), tokens(2, 13), []
     layer = model.encoder.layers[0]
-    parent = layer if name.startswith("fc") else layer.self_attn
-    old = getattr(parent, name)
-    setattr(parent, name, InFloat32(old.in_features, old.out_features))
+    if name:
+        parent = layer if name.startswith("fc") else layer.self_attn
+        old = getattr(parent, name)
+        setattr(parent, name, InFloat32(old.in_features, old.out_features))
     for context in (contextlib.nullcontext(), kernels.plain()):
         with torch.autocast("cpu", torch.bfloat16), context:
             output = model(ids).last_hidden_state
@@ -135,7 +87,7 @@ def test_feed_forward(monkeypatch, trained, bias):
     output = choose(inputs).feed_forward(first, second, inputs)
     torch.autograd.grad(output.sum(), wanted[trained], retain_graph=True)
     assert len(calls) == (2 if second.weight.requires_grad else 1)
-    expected = plain_feed_forward(first, second, inputs)
+    expected = second(F.gelu(first(inputs)))
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
     upstream = torch.randn_like(output).requires_grad_()
     results = []
@@ -159,10 +111,6 @@ def test_checkpointing_keeps_nothing_of_a_feed_forward():
     gc.collect()
     alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == (2, 13, 29)]
     assert hidden.requires_grad and not alive
-
-
-class Marked(torch.Tensor):
-    """A subclass, whose operations are its own."""
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -191,3 +139,21 @@ def test_maps_without_gradients(monkeypatch, dtype, bias):
     assert choose(inputs).apply_linear(module, inputs, gelu=True).grad_fn is not None
     with kernels.plain(), torch.no_grad():
         assert torch.equal(choose(inputs).apply_linear(module, inputs), module(inputs))
+
+
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 4, "global_tokens": 1}])
+def test_many_gradients_of_a_layer_at_once(options, way):
+    attention = LinformerAttention(12, 3, 32, 5, **options).double()
+    feed = nn.Linear(12, 17).double(), nn.Linear(17, 12).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+    output = choose(x).feed_forward(*feed, attention(x, x, x)[0])
+    given = (x, *(part for part in attention.parameters() if part.requires_grad), *feed[1].parameters())
+    upstream = torch.randn(3, *output.shape, dtype=torch.float64)
+    if way == "vmap":
+        batched = torch.func.vmap(lambda grad: torch.autograd.grad(output, given, grad, retain_graph=True))(upstream)
+    else:
+        batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
+    for index, grad in enumerate(upstream):
+        single = torch.autograd.grad(output, given, grad, retain_graph=True)
+        torch.testing.assert_close([part[index] for part in batched], [*single], rtol=0, atol=1e-10)

@@ -13,6 +13,7 @@ from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.slots import Slots, attend_slots
 from linformer_kit.operator.window import Window
+from tests.conftest import pairs_of, values_of
 from tests.operator.kernels.inputs import attention_inputs
 
 BY_PRODUCTS = pytest.mark.skipif(not Processor.here().attends_by_products, reason="not on this processor")
@@ -55,11 +56,13 @@ def attend(given, window, *, masked=False, windows=False, causal=False, **option
     return attend_slots(query, Slots(key, value, empty, None, near), choose(query), **options)[0]
 
 
-@pytest.mark.parametrize("windows", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("window", "causal"), [(1, False), (4, False), (70, False), (10, True)])
-def test_parts_equal_the_plain_operations(parts, window, masked, windows, causal):
-    given, results, kind = tensors(), [], {"masked": masked, "windows": windows, "causal": causal}
+SEEN = [(1, False), (4, False), (70, False), (10, True)]  # the window, and whether it is causal
+
+
+@pytest.mark.parametrize(("seen", "masked", "windows"), pairs_of(SEEN, [False, True], [False, True]))
+def test_parts_equal_the_plain_operations(parts, seen, masked, windows):
+    (window, causal), given, results = seen, tensors(), []
+    kind = {"masked": masked, "windows": windows, "causal": causal}
     for plain, need_weights in ((False, False), (True, False), (False, True)):
         with kernels.plain() if plain else torch.enable_grad():
             out = attend(given, window, **kind, need_weights=need_weights)
@@ -71,8 +74,10 @@ def test_parts_equal_the_plain_operations(parts, window, masked, windows, causal
         assert torch.equal(attend(given, window, **kind), results[0][0])
 
 
-@pytest.mark.parametrize("masked", ["none", "all alike", "each"])
-@pytest.mark.parametrize("shape", [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)])
+SHAPES = [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
+
+
+@pytest.mark.parametrize(("shape", "masked"), values_of(SHAPES, ["none", "all alike", "each"]))
 def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, masked):
     monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
     given, mask = attention_inputs(shape, torch.float64, masked)
@@ -85,20 +90,6 @@ def test_products_without_neighbours_are_attention(parts, monkeypatch, shape, ma
             results.append([context, *torch.autograd.grad((context * weights).sum(), given)])
     for ours, plain in zip(*results, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("queries", [LENGTH, 11, 1])
-def test_queries_of_causal_full_attention_are_those_of_the_last_tokens(monkeypatch, queries, need_weights):
-    monkeypatch.setattr(FastKernels, "prefers_products", lambda *_: True)
-    key, value, query = torch.randn(3, BATCH, HEADS, LENGTH, DIM, dtype=torch.float64)
-    query = query[:, :, :queries]
-    slots = Slots(key, value, is_causal=True)
-    out = attend_slots(query, slots, choose(query), need_weights=need_weights)[0]
-    for row in range(queries):
-        end = LENGTH - queries + row + 1
-        weights = (query[:, :, row, None] @ key[:, :, :end].mT * DIM**-0.5).softmax(dim=-1)
-        torch.testing.assert_close(out[:, :, row, None], weights @ value[:, :, :end], rtol=1e-10, atol=1e-10)
 
 
 def test_gradients_by_numerical_differentiation(parts):

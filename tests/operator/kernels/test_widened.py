@@ -84,15 +84,3 @@ def test_as_in_float32_and_rounded_once(case, dtype):
         torch.testing.assert_close(result.float(), wanted, rtol=ONE_ROUNDING[dtype], atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(ours(*tensors).float(), exact.detach(), rtol=ONE_ROUNDING[dtype], atol=1e-5)
-
-
-def test_plain_autocast_and_mixed_formats_do_not_widen(dtype):
-    tensor = torch.ones(2, 2, dtype=dtype)
-    here = choose(tensor)
-    assert here._widens(tensor, None, tensor)
-    assert not here._widens(tensor, tensor.float()) and not here._widens(tensor.float())
-    with plain():
-        assert choose(tensor).is_plain
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not choose(tensor)._widens(tensor)
-    assert not here._widens(tensor.to("meta")) and not choose(tensor.to("meta")).wide

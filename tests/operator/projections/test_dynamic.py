@@ -8,7 +8,6 @@ import torch
 from linformer_kit import LinformerAttention
 from linformer_kit.operator.slots import ForwardPass
 from tests.conftest import randomise
-from tests.reference.attention import attention_reference
 
 EMBED, HEADS, N, K = 21, 3, 31, 7
 
@@ -18,18 +17,6 @@ def masked(length: int) -> torch.Tensor:
     padding = torch.zeros(5, length, dtype=torch.bool)
     padding[0, length - 5 :] = padding[1, :3] = padding[2, 1::3] = padding[3] = True
     return padding
-
-
-@pytest.mark.parametrize(("sharing", "projected_dim"), [("none", [5, 2, 7]), ("headwise", K)])
-def test_more_tokens_than_any_number_here(sharing, projected_dim):
-    """`test_properties` has shorter texts, neighbours, and gradients."""
-    layer = randomise(LinformerAttention(EMBED, HEADS, None, projected_dim, projection="dynamic", sharing=sharing))
-    padding, inputs = masked(41), torch.randn(5, 41, EMBED, dtype=torch.float64)
-    out, expected = (
-        layer.double()(inputs, inputs, inputs, padding)[0],
-        attention_reference(layer, *[inputs] * 3, padding),
-    )
-    torch.testing.assert_close(out[~padding], expected[~padding], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
