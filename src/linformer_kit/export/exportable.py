@@ -28,7 +28,7 @@ from transformers import (
 
 from linformer_cli.errors import InputError
 from linformer_kit.files.tokenizer import NO_LIMIT
-from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.embed import load_embedder
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.checkpoints.sentences import module_names
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
