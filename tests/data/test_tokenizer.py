@@ -23,7 +23,6 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     tokenizer_of_prompts,
     train_tokenizer,
-    vocabulary_size,
 )
 from tests.conftest import save_bert_tokenizer, save_tokenizer
 
@@ -65,17 +64,6 @@ def test_any_text_comes_back_exactly(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.decode(ids) == text
     assert not set(ids) & set(tokenizer.all_special_ids)
-
-
-def test_ids_with_gaps():
-    words = Tokenizer(WordLevel({"<unk>": 0, "a": 7, "b": 29}, unk_token="<unk>"))
-    assert vocabulary_size(PreTrainedTokenizerFast(tokenizer_object=words)) == 30
-
-
-def test_vocabulary_without_room_for_bytes():
-    message = "vocab_size: expected at least 261 (5 special tokens and 256 bytes), got 260"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        train_tokenizer(["x"], vocab_size=260, max_length=67)
 
 
 @pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, lambda path: load_tokenizer(str(path), max_length=67)])
