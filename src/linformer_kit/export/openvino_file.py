@@ -37,9 +37,9 @@ A text longer than LIMIT tokens is an error. `ov_config.json` has the settings, 
 | `INFERENCE_NUM_THREADS` | threads in all; by default one for each physical core |
 | `NUM_STREAMS` | requests that run at once, each with its share of the threads |
 
-Where optimum-intel is installed, which needs an older transformers than linformer-kit does (below 5.6), its classes
-load this folder too, such as `OVModelForFeatureExtraction.from_pretrained("FOLDER")`; of an embedder also
-`SentenceTransformer("FOLDER", backend="openvino", model_kwargs={"ov_config": "FOLDER/ov_config.json"})`.
+The names of files, inputs and outputs are those that optimum-intel reads, by which
+`SentenceTransformer("FOLDER", backend="openvino", model_kwargs={"ov_config": "FOLDER/ov_config.json"})` runs embedders.
+It needs an environment of its own: its version 2.2 asks for transformers below 5.6, older than linformer-kit does.
 """
 
 
