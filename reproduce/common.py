@@ -101,7 +101,7 @@ class Results:
         earlier = read_results(self._path)
         for name, value in self.content["settings"].items():
             before = earlier["settings"].get(name)
-            if name != "device" and before != value:
+            if name not in ("device", "only") and before != value:
                 raise InputError(f"{name}: expected {before!r}, as in {self._path}, got {value!r}")
         self.content |= {name: earlier[name] for name in ("environments", "records")}
 

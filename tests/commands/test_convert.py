@@ -23,10 +23,8 @@ from transformers import (
 )
 
 from linformer_cli.cli import main
-from linformer_cli.settings import ResizeSettings
 from linformer_kit import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from linformer_kit.files.manifest import damage
-from linformer_kit.interop import convert
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
 from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_tokenizer
@@ -126,19 +124,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
     assert message in error.splitlines()[-1] and not (tmp_path / "OUT").exists()
 
 
-def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
-    def fail(self, folder):
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    LinformerModel(LinformerConfig(**OWN)).save_pretrained(tmp_path / "short")
-    monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
-    places = {"model": str(tmp_path / "short"), "out": str(tmp_path / "longer")}
-    with pytest.raises(KeyboardInterrupt):
-        convert.main(ResizeSettings(**places, max_position_embeddings=62))
-    assert {path.name for path in tmp_path.iterdir()} == {"short"}
-
-
 def test_linearize(tmp_path, capsys):
     """The model's own class, its head, its tokenizer and the files of sentence-transformers are kept."""
     source("BertForMaskedLM", tmp_path / "theirs")
@@ -181,14 +166,6 @@ def test_linearize_a_model_of_images(tmp_path, capsys):
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
     assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
     assert (tmp_path / "ours" / "preprocessor_config.json").exists()
-
-
-def test_the_head_of_a_setfit_folder_is_named(tmp_path, caplog):
-    source("BertModel", tmp_path / "theirs")
-    (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
-    (tmp_path / "theirs" / "model_head.pkl").write_bytes(b"")
-    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    assert "theirs: not in the result: model_head.pkl" in caplog.text
 
 
 def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):

@@ -89,13 +89,6 @@ def test_split_is_of_the_asked_size_by_documents_and_seed_and_not_by_their_order
     assert set(texts(reordered.validation)) == set(texts(corpus.validation)) != set(texts(other.validation))
 
 
-def test_equal_documents_fall_on_the_same_side(tmp_path, load):
-    write_lines(tmp_path / "a.txt", numbered(13) * 5)
-    corpus = load("a.txt", document="line", validation_fraction=0.3)
-    train, validation = texts(corpus.train), texts(corpus.validation)
-    assert not set(train) & set(validation) and len(train) + len(validation) == 65
-
-
 @pytest.mark.parametrize(
     ("texts", "fraction", "held"),
     [
@@ -127,24 +120,6 @@ def test_a_split_of_texts_with_classes(rows, fraction, seed):
     unlearnt = {value for values in classes for value in values}
     unlearnt -= {value for index in parts[0] for value in classes[index]}
     assert len(set(validation)) == 1 or (not unlearnt and len(validation) <= max(1, round(fraction * len(rows))))
-
-
-def test_a_text_of_each_class_is_learnt(caplog):
-    texts, classes = numbered(100), ["rare", "once", *["usual"] * 98]
-    texts[5:8], classes[5:8] = ["document 0"] * 3, ["rare"] * 3  # the same text
-    for seed in range(30):
-        train, held = split(texts, fraction=0.5, seed=seed, name="a.csv", keep=classes)
-        assert {0, 1, 5, 6, 7} <= set(train) and len(held) == 50
-    assert not caplog.records
-    split(["x", "y", "y"], fraction=0.5, seed=0, name="a.csv", keep=["rare", ("one", "two"), "one"])
-    assert caplog.messages == ["a.csv: the only text of 'rare' is held out; give --validation_file to learn from it"]
-
-
-def test_validation_file_leaves_all_training_documents(tmp_path, load):
-    write_lines(tmp_path / "a.txt", ["one document"])
-    held_out = write_lines(tmp_path / "b.txt", ["another"])
-    corpus = load("a.txt", validation_file=[held_out])
-    assert (texts(corpus.train), texts(corpus.validation)) == (["one document\n"], ["another\n"])
 
 
 def test_each_side_has_a_fingerprint_of_its_documents(tmp_path, load):
@@ -251,8 +226,3 @@ def test_bad_hub_data(tmp_path, load):
     message = "column 'id' is Value('int64'); expected strings"
     with pytest.raises(InputError, match=f"^dataset_name .*hub train: {re.escape(message)}$"):
         load(dataset_name=str(tmp_path / "hub"), text_column="id")
-
-
-def test_hub_data_that_does_not_exist(load):
-    with pytest.raises(InputError, match=r"^dataset_name nobody/nothing: [^\n]*'nobody/nothing'[^\n]*$"):
-        load(dataset_name="nobody/nothing")

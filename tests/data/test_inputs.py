@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import time
 
@@ -67,20 +66,6 @@ def test_items_are_what_the_tokenizer_gives(with_types, monkeypatch, pairs, mult
         assert items.lengths[index] == len(encoded["input_ids"])
         kinds = {type(number) for number in (*items[index]["input_ids"], *np.atleast_1d(target).tolist())}
         assert kinds == ({int, float} if multi_label else {int})
-
-
-def test_what_texts_lose_is_counted(tokenizer, caplog):
-    texts = examples()
-    whole = [len(tokenizer(example.text, verbose=False)["input_ids"]) for example in texts]
-    lost = [length - LONGEST for length in whole if length > LONGEST]
-    cut = {"texts": len(lost), "tokens": sum(lost), "of_tokens": sum(whole)}
-    assert len(lost) > 2
-    with caplog.at_level(logging.INFO):
-        assert tokenised(texts, tokenizer).truncated == cut
-    said = (
-        f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
-    )
-    assert [record.message for record in caplog.records] == [said]
 
 
 def batches():

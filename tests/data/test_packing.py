@@ -89,13 +89,6 @@ def within_bounds(count, total, rate):
     return abs(count - total * rate) < 5 * (total * rate * (1 - rate)) ** 0.5
 
 
-def test_a_tokenizer_without_a_mask_token(tokenizer):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.mask_token = None
-    with pytest.raises(InputError, match=r"^tokenizer: expected one with a mask token, got none$"):
-        BlockMasker(tokenizer, seed=0, probability=0.15)
-
-
 def test_an_added_token_replaces_none(tokenizer):
     """It may have no embedding in the model."""
     tokenizer = copy.deepcopy(tokenizer)

@@ -144,11 +144,6 @@ def test_what_standard_input_held_is_removed_at_exit():
     assert told.stdout.endswith("/pipe\n") and not Path(told.stdout.strip()).parent.exists()
 
 
-def test_nesting_too_deep_for_python(tmp_path):
-    with pytest.raises(InputError, match=r"line 1: not JSON \(maximum recursion depth exceeded"):
-        read(write(tmp_path / "a.jsonl", "[" * 100_000))
-
-
 def test_files_are_in_the_order_of_their_patterns(tmp_path, caplog):
     """Sorted within a folder or glob; to train on, each once, which is said, else as often as named."""
     for name in ["b.txt", "deep/er/a.MD", "deep/c.jsonl", "deep/picture.png", ".hidden/d.txt", "[e].txt", "[f]/f.py"]:

@@ -23,7 +23,6 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     tokenizer_of_prompts,
     train_tokenizer,
-    vocabulary_size,
 )
 from tests.conftest import save_bert_tokenizer, save_tokenizer
 
@@ -65,17 +64,6 @@ def test_any_text_comes_back_exactly(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.decode(ids) == text
     assert not set(ids) & set(tokenizer.all_special_ids)
-
-
-def test_ids_with_gaps():
-    words = Tokenizer(WordLevel({"<unk>": 0, "a": 7, "b": 29}, unk_token="<unk>"))
-    assert vocabulary_size(PreTrainedTokenizerFast(tokenizer_object=words)) == 30
-
-
-def test_vocabulary_without_room_for_bytes():
-    message = "vocab_size: expected at least 261 (5 special tokens and 256 bytes), got 260"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        train_tokenizer(["x"], vocab_size=260, max_length=67)
 
 
 @pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, lambda path: load_tokenizer(str(path), max_length=67)])
@@ -144,33 +132,33 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
 def test_short_texts_are_whole_and_in_order(tokenizer):
     texts = [("the dog", None), ("", None), ("fox", None)] * 100
     encoded = list(Encoder(tokenizer, 30)(texts))
-    assert [tokenizer.decode(text.window["input_ids"], skip_special_tokens=True) for text in encoded] == [
+    assert [tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True) for text in encoded] == [
         text for text, _ in texts
     ]
     assert all(text.lost == 0 for text in encoded)
-    assert [text.tokens for text in encoded] == [len(text.window["input_ids"]) for text in encoded]
-    assert set(encoded[0].window) == {"input_ids"}
+    assert [text.tokens for text in encoded] == [len(text.windows[0]["input_ids"]) for text in encoded]
+    assert set(encoded[0].windows[0]) == {"input_ids"}
 
 
 def test_a_text_without_tokens_is_one_padding_token(tmp_path):
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, model_input_names=["input_ids", "token_type_ids"])
     empty, other = Encoder(tokenizer, 7)([("", None), ("w1 w2", None)])
-    assert empty.window == {"input_ids": [tokenizer.pad_token_id], "token_type_ids": [0]}
-    assert other.window["token_type_ids"] == [0, 0]
+    assert empty.windows[0] == {"input_ids": [tokenizer.pad_token_id], "token_type_ids": [0]}
+    assert other.windows[0]["token_type_ids"] == [0, 0]
 
 
 def test_longer_texts_are_cut_and_the_loss_is_counted(tokenizer):
     (text,) = Encoder(tokenizer, 11)([(LONG, None)])
     whole = tokenizer(LONG)["input_ids"]
-    assert text.window["input_ids"] == [*whole[:10], tokenizer.eos_token_id]
-    assert (text.tokens, text.lost) == (len(whole), len(whole) - 11)
+    assert text.windows[0]["input_ids"] == [*whole[:10], tokenizer.eos_token_id]
+    assert (text.tokens, text.lost) == (11, len(whole) - 11)
 
 
 def test_of_two_texts_the_longer_one_is_cut_first_and_both_need_room(tokenizer):
     (text,) = Encoder(tokenizer, 20)([("the fox", LONG)])
-    kept = tokenizer.decode(text.window["input_ids"], skip_special_tokens=True)
-    assert kept.startswith("the fox") and len(text.window["input_ids"]) == 20 and text.lost > 0
+    kept = tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True)
+    assert kept.startswith("the fox") and len(text.windows[0]["input_ids"]) == 20 and text.lost > 0
     special = tokenizer.num_special_tokens_to_add(pair=True)
     message = rf"^max_length: expected at least {special + 1} for pairs of texts, got {special}$"
     with pytest.raises(InputError, match=message):

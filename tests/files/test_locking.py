@@ -6,8 +6,8 @@ import errno
 import os
 import signal
 import socket
-import subprocess
-import sys
+import time
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -15,36 +15,37 @@ from filelock import FileLock
 from linformer_kit import InputError
 from linformer_kit.files.locking import locked
 
-# It holds a lock, and so does its copy, as a data worker is one; both print their process.
-HOLDER = """
-import os, pathlib, sys, time
-from linformer_kit.files.locking import locked
-with locked(pathlib.Path(sys.argv[1]), "out"):
-    copy = os.fork()
-    if copy:
-        print(os.getpid(), copy, flush=True)
-    time.sleep(600)
-"""
 
-
-@pytest.mark.e2e
-def test_a_process_that_is_killed_releases_its_lock(tmp_path):
-    """Though its copy, which has its open files, is alive; the error names the process, and writes nothing."""
-    lock = tmp_path / ".lock"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE, text=True) as holder:
-        process, copy = map(int, holder.stdout.readline().split())
-        before = lock.read_text()
-        owner = f"process {process} on {socket.gethostname()}, which holds {lock}"
-        for _ in range(2):
-            with pytest.raises(InputError, match=f"^out: expected one run at a time, got another one, {owner}$"):
-                locked(lock, "out").__enter__()
-        assert lock.read_text() == before
-        os.kill(process, signal.SIGKILL)
-        holder.wait()
-        assert lock.exists() and not os.kill(copy, 0), "the copy is alive"
+def hold(lock: Path) -> tuple[int, int]:
+    """A process that holds a lock, and its copy, as a data worker is one, which has its open files."""
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if holder == 0:
         with locked(lock, "out"):
-            assert lock.read_text().split()[0] == str(os.getpid())
-        os.kill(copy, signal.SIGKILL)
+            copy = os.fork()
+            if copy:
+                os.write(writer, str(copy).encode())
+            time.sleep(600)
+            os._exit(0)
+    return holder, int(os.read(reader, 99))
+
+
+def test_a_process_that_is_killed_releases_its_lock(tmp_path):
+    """Though its copy is alive; the error names the process, and writes nothing."""
+    lock = tmp_path / ".lock"
+    holder, copy = hold(lock)
+    before = lock.read_text()
+    owner = f"process {holder} on {socket.gethostname()}, which holds {lock}"
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"^out: expected one run at a time, got another one, {owner}$"):
+            locked(lock, "out").__enter__()
+    assert lock.read_text() == before
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert lock.exists() and not os.kill(copy, 0), "the copy is alive"
+    with locked(lock, "out"):
+        assert lock.read_text().split()[0] == str(os.getpid())
+    os.kill(copy, signal.SIGKILL)
     assert not lock.exists()
 
 

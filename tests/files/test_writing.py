@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,7 +12,6 @@ import pytest
 from safetensors import SafetensorError
 
 from linformer_cli.errors import InputError, machine_failure
-from linformer_cli.outputs import check_new_folder, check_writable
 from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_file, whole_folder, write_whole
 
@@ -108,25 +106,3 @@ def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
         check_output_dir(output_dir, resume=False)
     with pytest.raises(InputError, match=message):
         open_output_dir(output_dir, command="bench")
-
-
-def test_a_folder_that_may_not_be_written_to_is_rejected(tmp_path, monkeypatch):
-    """The system's answer is simulated, since tests may run as root, who may write everywhere."""
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path / "new" / "one"), resume=False)
-
-
-def test_a_new_folder_is_new_or_empty(tmp_path):
-    assert check_new_folder("folder", str(tmp_path / "new")) == tmp_path / "new"
-    (tmp_path / ".lock").touch()  # of a process that was killed before it wrote anything else
-    assert check_new_folder("folder", str(tmp_path)) == tmp_path
-    (tmp_path / "notes.txt").write_text("mine")
-    message = f"folder: expected a new or empty folder, got {tmp_path}, which is not empty"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_new_folder("folder", str(tmp_path))
-    with pytest.raises(InputError, match=r"^folder: expected a folder, got the file .*notes\.txt$"):
-        check_new_folder("folder", str(tmp_path / "notes.txt"))
-    with pytest.raises(InputError, match=f"^folder: expected a folder, got the file {tmp_path / 'notes.txt'}$"):
-        check_writable(tmp_path / "notes.txt" / "below", "folder")

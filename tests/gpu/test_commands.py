@@ -11,10 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from linformer_kit.analysis.measure import Encoder
-from reproduce.table3_figure2 import largest_batch
 from tests.faults.runs import (
     assert_equal,
     distill_command,
@@ -81,13 +78,3 @@ def test_the_other_trainings(device, options, encoder, teacher, texts, corpus, t
         ["fill-mask", str(tmp_path / "student"), "def <mask>"],
     ])  # fmt: skip
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 24
-
-
-def test_the_largest_batch_runs_and_a_larger_one_does_not(device):
-    if device.type != "cuda":
-        pytest.skip("needs a CUDA device")
-    encoder = Encoder(kind="linformer", seq_len=512, projected_dim=64, hidden_size=96, num_attention_heads=4)
-    largest = largest_batch(encoder, "train", device, torch.float32, budget=2**30, first=3)
-    again = largest_batch(encoder, "train", device, torch.float32, budget=2**30, first=10 * largest)
-    assert largest > 0 and abs(again - largest) <= 0.08 * largest + 1  # the step of the search
-    assert largest < largest_batch(encoder, "forward", device, torch.float32, budget=2**30, first=largest)

@@ -7,7 +7,6 @@ import pytest
 
 from linformer_kit.data.labelled import Columns, Example, Labels
 from linformer_kit.inference.baselines import free_results
-from linformer_kit.report.classification import free_lines
 
 COLUMNS, LABELS = Columns("text"), Labels(("a", "b", "c"))
 
@@ -59,21 +58,3 @@ def test_several_classes_of_pairs():
 def test_texts_without_words_have_no_regression(text):
     few = texts((text, "a"), (text, "b"))
     assert free_results(np.array([0, 1]), np.array([0, 1]), LABELS, COLUMNS, train=few, measured=few)["words"] is None
-
-
-def test_a_line_says_whether_the_classifier_is_better_than_words():
-    results = {
-        "metrics": {"accuracy": 0.9, "loss": 1.0},
-        "accuracy_interval": [0.8, 0.95],
-        "calibration": {"expected_error": 0.02},
-    }
-    free = {"most_frequent": {"accuracy": 0.5}, "words": {"accuracy": 0.87, "texts": 1200}}
-    for error, said in (
-        (0.02, "is **not** clearly more accurate than words alone"),
-        (0.01, "is more accurate than words"),
-    ):
-        results["free"] = free | {"more_than_words": {"accuracy": 0.03, "standard_error": error}}
-        lines = "\n".join(free_lines(results))
-        assert said in lines and "| words alone, of 1,200 texts | 0.870 |" in lines and "0.800 to 0.950 (95 %)" in lines
-    results["free"] = free | {"words": None, "more_than_words": None}
-    assert "words alone" not in "\n".join(free_lines(results))

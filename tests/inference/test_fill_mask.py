@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from linformer_cli.cli import main
-from linformer_kit.inference import fill_mask
 from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 
@@ -30,18 +28,6 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
     main(["fill-mask", str(model), "def <mask>("])
     percents = [float(line.partition("%")[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(percents) == 5 and percents == sorted(percents, reverse=True) and 0 < sum(percents) < 100
-
-
-def test_the_data_type_that_is_asked_for(model, capsys, monkeypatch):
-    seen, real = [], fill_mask.pipeline
-    monkeypatch.setattr(
-        fill_mask,
-        "pipeline",
-        lambda *names, model, **more: (seen.append(model.dtype), real(*names, model=model, **more))[1],
-    )
-    for options in ([], ["--dtype", "bfloat16"]):
-        main(["fill-mask", str(model), "def <mask>(", *options])
-    assert seen == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,6 @@ def test_an_exported_model_is_named(command, texts, tmp_path, capsys):
     assert f"expected a model for PyTorch in {tmp_path / 'served'}, got an exported one (model.onnx)" in error
 
 
-def test_metrics_are_the_last_lines_of_an_evaluation(model, texts, capsys):
-    main(["evaluate", str(model), str(texts)])
-    *lines, header, _, metrics = capsys.readouterr().out.splitlines()
-    assert header == "| accuracy | macro_f1 | loss |" and metrics.count("|") == 4
-    assert "The worst mistakes:" in lines
-
-
 def test_outputs_that_are_not_finite_are_no_result(model, texts, tmp_path, capsys):
     broken = LinformerForSequenceClassification.from_pretrained(model)
     torch.nn.init.constant_(broken.classifier.out_proj.weight, 3e38)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -106,3 +107,12 @@ def test_an_adapter_of_an_embedder_is_saved_with_the_linear_model(folder, tmp_pa
     again = load(tmp_path / "saved")
     assert type(again[0].model).__name__ == "LinearRobertaModel" and again.max_seq_length == 19
     np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), rtol=0, atol=1e-6)
+    expected = model.encode(TEXTS)
+    shutil.copytree(tmp_path / "saved", tmp_path / "copy")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    config["linformer"]["projected_dim"] = 5
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))  # another model stands at the old place
+    with pytest.raises(lk.InputError, match=r"copy.config\.json: expected the configuration of this model, linformer"):
+        load(tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy", tmp_path / "saved", dirs_exist_ok=True)
+    np.testing.assert_allclose(load(tmp_path / "copy").encode(TEXTS), expected, rtol=0, atol=1e-6)

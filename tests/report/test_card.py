@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, ModernBertConfig, ModernBertModel
 
-from linformer_cli.cli import main
 from linformer_kit import LinformerConfig, LinformerForQuestionAnswering, LinformerModel, linearize
-from linformer_kit.files.manifest import damage, listed_files
 from linformer_kit.report.card import card_of
-from tests.conftest import SIZES, write_teacher
+from tests.conftest import SIZES
 
 BERT = {name: size for name, size in SIZES.items() if name != "projected_dim"}
 
@@ -63,14 +59,6 @@ def test_what_it_was_made_from(tmp_path):
     text = (tmp_path / "linear" / "README.md").read_text()
     assert "license: mit\n" in text and ", made from base.\n" in text
     assert str(tmp_path) not in text and "base_model" not in text
-
-
-@pytest.mark.e2e
-def test_commands_write_it_and_the_manifest_lists_it(tmp_path):
-    teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
-    main(["linearize", str(teacher), str(tmp_path / "out"), "--projected_dim", "3"])
-    assert re.search(r"^# LinearRobertaForMaskedLM$", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
-    assert tmp_path / "out" / "README.md" in listed_files(tmp_path / "out") and damage(tmp_path / "out") is None
 
 
 def test_one_that_is_there_stays(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from linformer_kit.report.base import write_json
-from linformer_kit.report.classification import class_table, draw_confusion, mistake_table
+from linformer_kit.report.classification import draw_confusion
 from linformer_kit.report.training import write_pretrain_report
 
 RESULTS = {
@@ -69,19 +69,3 @@ def test_classes_of_any_names_can_be_drawn(names, tmp_path):
         warnings.simplefilter("error")
         draw_confusion(matrix, names, tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_of_many_classes_the_most_frequent_are_shown():
-    each = [{"precision": 1.0, "recall": 1.0, "f1": 1.0, "texts": float(n)} for n in range(33)]
-    lines = class_table({"by_class": each}, [f"c{n}" for n in range(33)])
-    assert lines[2].startswith("| `c32` |") and "`c2`" not in "".join(lines)
-    assert lines[-1] == "The 30 most frequent of 33 classes; metrics.json has all."
-    few = class_table({"by_class": each[:3]}, ["x", "y", "z"])
-    assert [line.split("`")[1] for line in few[2:]] == ["x", "y", "z"]
-
-
-def test_mistakes_are_cut_short_and_pairs_shown_together():
-    mistake = {"text": "a|b" * 99, "text_pair": "second", "label": "x", "predicted": "y", "loss": 1.234}
-    line = mistake_table([mistake])[5]
-    assert "¦" in line and "…" in line and line.endswith("| `x` | `y` | 1.23 |") and len(line) < 220
-    assert "first / second" in mistake_table([{**mistake, "text": "first"}])[5]

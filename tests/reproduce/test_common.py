@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
-import subprocess
 import sys
 from dataclasses import field
+from importlib import metadata
 from pathlib import Path
 
 import pandas
@@ -15,6 +17,7 @@ from matplotlib.figure import Figure
 from linformer_cli.settings.declare import Measurement, settings
 from reproduce import common
 
+OWN = "linformer-kit"
 MEASURED = []
 
 
@@ -92,56 +95,27 @@ def test_wrong_values_are_one_line(tmp_path, capsys, arguments, expected):
     assert exit_.value.code == 2 and error.startswith(f"linformer: error: {expected}") and error.count("\n") == 1
 
 
-# Runs each script for its help, where modules of other packages than those of requirements.txt, and what these need,
-# are not found.
-_HELP = """
-import re, runpy, sys
-from importlib import metadata
-from importlib.machinery import PathFinder
-from pathlib import Path
-from packaging.requirements import Requirement
-
-def name_of(requirement):
-    return re.sub("[-_.]+", "-", requirement.name).lower()
-
-lines = Path("requirements.txt").read_text().splitlines()
-wanted = [Requirement(line) for line in lines if line and line[0] not in "#-"]
-known = {"linformer-kit"}
-while wanted:
-    requirement = wanted.pop()
-    if name_of(requirement) not in known:
-        known.add(name_of(requirement))
-        needed = map(Requirement, metadata.requires(requirement.name) or ())
-        extras = requirement.extras or {""}
-        wanted += [
-            each for each in needed if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in extras)
-        ]
-owners = {
-    module: {re.sub("[-_.]+", "-", each).lower() for each in found}
-    for module, found in metadata.packages_distributions().items()
-}
-
-class Known(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        is_known = owners.get(name.partition(".")[0], known) & known
-        return super().find_spec(name, path, target) if is_known else None
-
-sys.meta_path[:] = [Known if finder is PathFinder else finder for finder in sys.meta_path]
-for script in sys.argv[1:]:
-    sys.argv[1:] = ["--help"]
-    try:
-        runpy.run_module(f"reproduce.{script}", run_name="__main__", alter_sys=True)
-    except SystemExit as exit_:
-        assert exit_.code == 0, script
-"""
+def module_imports(path: Path) -> set[str]:
+    """Packages that a file imports when it is imported."""
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
+    names += [each.module for each in statements if isinstance(each, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"reproduce"}
 
 
 @pytest.mark.e2e
-def test_the_packages_of_the_requirements_are_enough_for_every_script():
+def test_every_script_needs_only_the_requirements_and_has_help(capsys):
     root = Path(common.__file__).parents[1]
-    scripts = [path.stem for path in (root / "reproduce").glob("*.py") if "    run(Settings" in path.read_text()]
-    result = subprocess.run([sys.executable, "-c", _HELP, *scripts], cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert [f"usage: python -m reproduce.{name} " in result.stdout for name in scripts] == [True] * 14
-    assert "\n        .\n" not in result.stdout, "each setting has a sentence"
+    known = {line.partition("==")[0] for line in (root / "requirements.txt").read_text().splitlines()} | {OWN}
+    owners = metadata.packages_distributions()
+    paths = [path for path in (root / "reproduce").glob("*.py") if "    run(Settings" in path.read_text()]
+    assert len(paths) > 10
+    for path in paths:
+        for name in module_imports(path):
+            assert known.intersection(each.lower().replace("_", "-") for each in owners[name]), (path, name)
+        script = importlib.import_module(f"reproduce.{path.stem}")
+        with pytest.raises(SystemExit, match="0"):
+            common.parse(script, script.Settings, ["--help"])
+        shown = capsys.readouterr().out
+        assert f"usage: python -m reproduce.{path.stem} " in shown
+        assert "\n        .\n" not in shown, "each setting has a sentence"

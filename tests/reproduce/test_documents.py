@@ -77,33 +77,19 @@ def common(folder, monkeypatch) -> list[object]:
     return [*models, *texts, "--lengths", 61, 127, 251, "--batch_size", 7, "--precision", "float32"]
 
 
-@pytest.mark.slow
-def test_all_tasks(common, tmp_path, capsys):
-    records = start(documents, tmp_path / "out", *common)["records"]
-    lengths = {"late_sentence": [251], "passkey": [30, 61, 127, 251]}
-    for task in list(documents.TASKS)[:-1]:
-        for name in (*documents.BUILT, "student"):
-            found = [record for record in records if (record["measured"], record["name"]) == (task, name)]
-            assert list(dict.fromkeys(record["n"] for record in found)) == lengths.get(task, [61, 127, 251])
-            shares = [record[key] for record in found for key in ("recall@1", "recall@10") if key in record]
-            assert all(0 <= share <= 1 for share in shares)
-    late = [record["position"] for record in records if record["measured"] == "late_sentence"]
-    assert late == ["0–61", "61–127", "127–251"] * 5
-    agreement = {(r["name"], r["n"]): r["cosine"] for r in records if r["measured"] == "agreement"}
-    assert agreement["pieces", 251] == pytest.approx(1) and agreement["cut", 61] == pytest.approx(1)
-    assert agreement["cut", 251] < 0.999
-    shown = capsys.readouterr().out
-    assert "| method | 0–61 | 61–127 | 127–251 |" in shown and "| pieces | " in shown
-    assert "All positions but the first together:" in shown and "(precision: float32)" in shown
-
-
 @pytest.mark.e2e
-def test_passages(common, tmp_path, capsys):
-    sizes = ["--tasks", "passages", "--passage", 29, "--queries", 11]
-    records = start(documents, tmp_path / "out", *common, *sizes)["records"]
+def test_results_and_their_table(common, tmp_path, capsys):
+    sizes = ["--tasks", "late_sentence", "passkey", "passages", "--passage", 29]
+    every = start(documents, tmp_path / "out", *common, *sizes)["records"]
+    shares = [record[key] for record in every for key in ("recall@1", "recall@10") if key in record]
+    assert all(0 <= share <= 1 for share in shares)
+    late = [record["position"] for record in every if record["measured"] == "late_sentence"]
+    assert late == ["0–61", "61–127", "127–251"] * 5
+    assert {record["n"] for record in every if record["measured"] == "passkey"} == {30, 61, 127, 251}
+    records = [record for record in every if record["measured"] == "passages"]
     assert [record["name"] for record in records] == ["separate", "separate, with title"]
     (shape,) = {(record["texts"], record["passages"], record["queries"]) for record in records}
-    assert shape == (7, 7 * -(-249 // 29), 11)
+    assert shape == (7, 7 * -(-249 // 29), 3)
     assert all(0 <= record["recall@1"] <= record["recall@10"] <= 1 for record in records)
     assert "| separate, with title | " in capsys.readouterr().out
 

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from linformer_cli.errors import InputError
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.pretrain import pretrain
 from reproduce import far_context
@@ -48,14 +47,6 @@ def test_distances_are_those_to_the_nearest_occurrence_that_is_not_masked(tokeni
     assert masked.any(0).sum() > 0.8 * length - 20 and not masked.all(0).any()
 
 
-def test_case_does_not_count(tokenizer):
-    settings = far_context.Settings(models=[], share=0.3, draws=200)
-    text = "Anna xx anna."
-    length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    found = {float(distances[0]) for _, distances in far_context._sequences(settings, iter([text]), tokenizer, length)}
-    assert any(value < 20 for value in found) and math.inf in found  # nan: not masked
-
-
 @pytest.mark.e2e
 def test_losses_of_a_tiny_encoder(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
@@ -77,25 +68,3 @@ def test_losses_of_a_tiny_encoder(tmp_path, capsys):
     gain = (sum(found["pieces"]) - sum(found["whole"])) / sum(found["tokens"])
     assert f"| dynamic, k 4 | 64 | gain | {gain:.3f} |" in capsys.readouterr().out
     assert (tmp_path / "out" / "far_context.png").exists()
-
-
-@pytest.mark.e2e
-def test_short_documents_are_an_error(tmp_path, capsys):
-    (tmp_path / "texts").mkdir()
-    for number in range(8):
-        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {TEXT}")
-    small = {"vocab_size": 277, "max_position_embeddings": 16, "projected_dim": 4, "hidden_size": 16}
-    small |= {
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "train_file": [str(tmp_path / "texts")],
-        "validation_fraction": 0.3,
-    }
-    small |= {"output_dir": str(tmp_path / "model")}
-    settings = pretrain_settings(BASE | small)
-    pretrain(settings)
-    settings.model.max_position_embeddings = 256
-    model, tokenizer = torch.nn.Linear(1, 1), train_tokenizer([TEXT], vocab_size=277, max_length=16)
-    model.device = torch.device("cpu")
-    with pytest.raises(InputError, match="expected held-out documents of 255 tokens, got none"):
-        far_context._losses(far_context.Settings(models=[], piece=256), settings, model, tokenizer)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
-from linformer_kit.data.files import text_files
 from reproduce import figure1
 from tests.conftest import write_corpus, write_model
 from tests.reproduce.started import start
@@ -30,18 +26,3 @@ def test_a_small_run(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "## one, random weights" in text and "share of the 5 largest" in text
     assert (tmp_path / "out" / "figure1.png").exists()
-
-
-def test_sequences_are_taken_from_all_files_in_turn(tmp_path):
-    """The first of each file, with start and end; then the second ones."""
-    (tmp_path / "texts").mkdir()
-    corpus = write_corpus(tmp_path / "texts")
-    write_model(tmp_path / "model", (corpus / "0.txt").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    paths = sorted(corpus.glob("*.txt"))
-    files = text_files([str(corpus)], field="text_file")
-    found = [*itertools.islice(figure1.sequences(files, tokenizer, seq_len=23), len(paths) + 1)]
-    ids = [tokenizer(path.read_text(), add_special_tokens=False)["input_ids"] for path in paths]
-    assert tokenizer.convert_ids_to_tokens([0, 2]) == ["<s>", "</s>"]
-    assert found[:-1] == [[0, *each[:21], 2] for each in ids]
-    assert len(found[-1]) == 23 and found[-1] not in found[:-1]

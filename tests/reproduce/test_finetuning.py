@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas
 import pytest
 import torch
-import transformers
 
 from reproduce import finetuning as script
 from tests.long_texts import article, write_encoder
@@ -54,42 +53,9 @@ def test_training_starts_at_the_regression(tmp_path, classes):
         means, logits = model.means(tokens), model(tokens)
     expected = torch.from_numpy(regression.predict_proba(means.numpy()))
     torch.testing.assert_close(logits.softmax(-1), expected.float(), rtol=0, atol=1e-4)
-    assert script.train(settings, "linear", data, regression, 1e-3, seed=3)["loss"] < 0.98 * trained["loss"]
     regression[0].scale_[7] = 1e-30
     script.start_at(model, regression)
     assert not model.classifier.weight[:, 7].any() and model.classifier.weight.isfinite().all()
-
-
-def test_a_way_is_compared_with_the_first_whatever_is_equal():
-    frozen = {"test_accuracy": 0.5, "right": [1, 0]}
-    first, equal = (
-        script.Measured("way", frozen, pandas.DataFrame(columns=["seed", "rate"]), script.NOT_MEASURED, 0.0)
-        for _ in range(2)
-    )
-    assert script.cells(first, first)["more, %"] == ""
-    assert script.cells(equal, first)["more, %"] == "+0.0 ± 0.0"
-
-
-def test_pieces_have_all_tokens_and_the_special_ones(tmp_path):
-    encoder = transformers.AutoModel.from_pretrained(write_encoder(tmp_path / "encoder")).eval()
-    torch.manual_seed(0)
-    classifier = script.Classifier(encoder, 3, limit=11, piece=6).eval()
-    text = [0, *range(7, 16), 2]
-    pieces = [[0, 7, 8, 9, 2], [0, 10, 11, 12, 2], [0, 13, 14, 15, 2]]
-    assert classifier._pieces(text) == pieces == classifier._pieces([*text[:-1], 99, 2])
-    assert classifier._pieces([0, 7, 2]) == [[0, 7, 2]]  # its last token once
-    with torch.no_grad():
-        hidden = torch.cat([encoder(input_ids=torch.tensor([piece])).last_hidden_state[0] for piece in pieces])
-        expected = classifier.classifier(hidden.mean(dim=0))
-        logits = classifier([text, [0, 7, 2]])
-        torch.testing.assert_close(classifier.means([text])[0], hidden.mean(dim=0), rtol=0, atol=1e-5)
-    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("way", "linear"), [("linear", [0, 1]), ("linear with full layers", [0])])
-def test_layers_that_keep_full_attention(tmp_path, way, linear):
-    encoder = write_encoder(tmp_path / "encoder")
-    settings = script.Settings(model=str(encoder), data=[], n=127, full_layers=[1])
-    classifier = script.build(settings, way, 3)
-    names = [f"encoder.layer.{layer}.attention.self" for layer in linear]
-    assert (classifier.encoder.config.linformer["layers"], classifier.limit) == (names, 127)
+    regression[-1].coef_ *= 0  # far from the best, so that there is much to learn
+    first, last = (script.train(settings, "linear", data, regression, rate, seed=3) for rate in (1e-12, 1e-2))
+    assert last["loss"] < 0.98 * first["loss"]

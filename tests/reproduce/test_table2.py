@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from linformer_cli.errors import DivergedError
 from linformer_cli.settings import FinetuneSettings
 from linformer_kit.data.labelled import load_labelled
 from reproduce import table2
@@ -68,21 +67,6 @@ def test_table_and_figure(start, tmp_path, capsys):
     assert "## Differences to linformer" in shown and "| words alone | – | " in shown
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"table2.json", "table2.md", "table2.png"}
     assert start(*options) == records  # nothing is trained again
-
-
-@pytest.mark.e2e
-def test_a_rate_that_diverges_is_noted_and_not_chosen(start, capsys):
-    def accuracy(settings):
-        if settings.learning_rate == 1e-2 or settings.seed == 7:
-            raise DivergedError("")
-        return settings.learning_rate
-
-    records = start("--tasks", "sst2", "--seeds", "5", "7", "--learning_rates", "1e-2", "1e-3", accuracy=accuracy)
-    done = [(rate, seed) for rate, _, seed, _ in trainings(records, model="full")]
-    assert done == [(1e-2, 5), (1e-3, 5), (1e-3, 7)]
-    shown = capsys.readouterr().out
-    assert "full on SST-2 at 0.01 × 0.1, seed 5; full on SST-2 at 0.001 × 0.1, seed 7." in shown
-    assert "| full | " in shown and " | 0.10 | " in shown  # the accuracy of the seed that is left, in percent
 
 
 def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):

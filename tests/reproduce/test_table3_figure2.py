@@ -55,13 +55,3 @@ def test_results_and_their_tables(tmp_path, tiny, drawn):
     for title in ("Forward pass: time saved against", "Forward and backward: memory saved against"):
         assert text.count(f"## {title}") == 2
     assert (tmp_path / "table3_figure2.png").stat().st_size > 10_000
-
-
-@pytest.mark.e2e
-def test_what_does_not_fit_is_not_run(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(script, "SHARE_OF_FREE_MEMORY", 1e-12)
-    monkeypatch.setattr(script, "SECONDS", 1e-9)
-    content, text = start(tmp_path, "--lengths", 37, "--projected_dims", 7, "--baselines", "roberta", "eager")
-    skipped = [(record["measured"], record["encoder"]) for record in content["records"] if "skipped" in record]
-    assert skipped == [("time", "eager"), ("memory", "roberta"), ("memory", "eager")]
-    assert "Transformer, eager" not in text and "| Linformer, k 7 " in text

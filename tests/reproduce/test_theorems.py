@@ -10,21 +10,12 @@ import torch
 from reproduce import theorems
 from reproduce.theorems import (
     FIRST,
-    gaussian_projection,
-    random_heads,
     theorem1_dim,
     theorem1_errors,
-    theorem1_variance_dim,
     theorem2_errors,
-    theorem2_matrices,
 )
 from tests.conftest import write_bert, write_corpus
 from tests.reproduce import started
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def test_errors_by_hand():
@@ -44,17 +35,6 @@ def test_errors_by_hand():
     )
     stated = [0.3 / (math.sqrt(0.5) * math.sqrt(29)), 0.5 / math.sqrt(29)]
     torch.testing.assert_close(second["stated"], torch.tensor([stated], dtype=torch.float64))
-
-
-def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
-    """With δ = 1/2ⁿ all slots have equal weights for every query, so all queries have the same output."""
-    heads = random_heads(64, 11, generator)
-    e, f = theorem2_matrices(gaussian_projection(13, 64, generator), 2.0**-64)
-    outputs = heads.projected(e, f)
-    torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs), rtol=0, atol=1e-15)
-    torch.testing.assert_close(outputs[0, 0], (f @ heads.value).mean(dim=1)[0])
-    e, _ = theorem2_matrices(torch.ones(1, 1), 0.5)
-    assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
 
 
 def start(folder, *options: object) -> dict:
@@ -80,11 +60,3 @@ def test_a_small_run(tmp_path, capsys):
         assert proof[0]["vector"]["error"] > proof[-1]["vector"]["error"]
     again = start(tmp_path / "again")
     assert again["records"] == [record for record in content["records"] if record["attention"] == "random"]
-
-
-def test_the_k_by_variance_by_hand():
-    """Uniform attention: 2 for values that are all alike; for others 1 + ‖w‖²/(n·mean²)."""
-    mapping = torch.full((1, 4, 4), 1 / 4, dtype=torch.float64)
-    value = torch.tensor([[[3.0, 1.0], [3.0, 2.0], [3.0, 3.0], [3.0, 6.0]]], dtype=torch.float64)
-    found = theorem1_variance_dim(mapping, value, mapping @ value)
-    torch.testing.assert_close(found, torch.tensor([[2.0, 1 + 50 / (4 * 9)]], dtype=torch.float64))

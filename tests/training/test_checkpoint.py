@@ -85,31 +85,20 @@ DENSE = "lm_head.dense.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        (lambda t: t.pop(f"{DENSE}.exp_avg"), f"expected [33, 33] as {DENSE}.exp_avg, got none"),
-        (lambda t: t.update({f"{DENSE}.exp_avg": torch.ones(33, 33, dtype=torch.int64)}), f"expected [33, 33] as {DENSE}.exp_avg, got [33, 33] of torch.int64"),
-        (lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
+        (OPTIMIZER, lambda t: t.pop(f"{DENSE}.exp_avg"), f"expected [33, 33] as {DENSE}.exp_avg, got none"),
+        (OPTIMIZER, lambda t: t.update({f"{DENSE}.exp_avg": torch.ones(33, 33, dtype=torch.int64)}), f"expected [33, 33] as {DENSE}.exp_avg, got [33, 33] of torch.int64"),
+        (OPTIMIZER, lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
+        ("", lambda t: t.pop(DENSE), f"expected the weights of this model, got none for {DENSE}"),
+        ("", lambda t: t.update({"other.weight": torch.ones(3)}), "expected the weights of this model, got no place for other.weight"),
+        ("", lambda t: t.update({DENSE: torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}, got [3, 33]"),
     ],
 )  # fmt: skip
-def test_moments_of_other_parameters_are_rejected(checkpoint, trained, change, message):
-    rewrite(checkpoint / OPTIMIZER, change)
-    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint / OPTIMIZER}: {message}')}$"):
-        load_moments(*trained, checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.pop(DENSE), f"expected the weights of this model, got none for {DENSE}"),
-        (lambda t: t.update({"other.weight": torch.ones(3)}), "expected the weights of this model, got no place for other.weight"),
-        (lambda t: t.update({DENSE: torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}, got [3, 33]"),
-    ],
-)  # fmt: skip
-def test_weights_of_another_model_are_rejected(checkpoint, trained, change, message):
-    rewrite(checkpoint / "model.safetensors", change)
-    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint}: {message}')}$"):
-        load_weights(trained[0], checkpoint)
+def test_tensors_of_another_model_are_rejected(checkpoint, trained, name, change, message):
+    rewrite(checkpoint / (name or "model.safetensors"), change)
+    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint / name}: {message}')}$"):
+        load_moments(*trained, checkpoint) if name else load_weights(trained[0], checkpoint)
 
 
 def test_files_beside_those_of_the_manifest_are_not_read(checkpoint, trained, config):

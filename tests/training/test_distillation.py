@@ -86,30 +86,6 @@ def test_the_teacher_learns_nothing_and_nothing_has_dropout(pair, words):
     task.model.zero_grad()
 
 
-def test_metrics_are_of_all_texts(pair, words):
-    """A teacher that is its own student has no error."""
-    teacher = pair[0]
-    task = task_of(pair, words)
-    measured = [tensor.detach().numpy() for tensor in task.measure(example(teacher, 31))]
-    found = task.metrics(*measured)
-    assert set(found) == {"loss", "error", "cosine"} and found["error"] > 0.01 and found["cosine"] < 1
-    task.kind = "words"
-    agreed = task.metrics(*measured[:5], measured[0] * 0 + 3, measured[0] * 0 + 4)
-    assert agreed["agreement"] == 0.75
-
-
-def test_constants_are_the_spread_of_all_validation_tokens(pair, words):
-    """Of each layer's hidden states and attention outputs, in one pass of texts of one length, as one variance."""
-    items = [{"input_ids": torch.randint(5, 99, (13,)).tolist()} for _ in range(3)]
-    task = task_of(pair, words, validation=items)
-    trace, _ = task._teacher_outputs({"input_ids": torch.tensor([item["input_ids"] for item in items])})
-    expected = [
-        states.flatten(2).flatten(0, 1).double().var(dim=0, correction=0).sum().item()
-        for states in (*trace.outputs, *trace.attention)
-    ]
-    assert len(expected) == task.constant_count and task.constants == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [("BertForMaskedLM", {}), ("BertForTokenClassification", {}), ("BertForSequenceClassification", {"num_labels": 3}),

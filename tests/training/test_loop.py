@@ -16,7 +16,6 @@ from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files import folders
 from linformer_kit.training import run as training_run
-from linformer_kit.training.process import seed_generators
 from linformer_kit.training.run import Run
 from linformer_kit.training.task import Task
 from tests.training.conftest import after_updates, losses, same_parameters, spoilt
@@ -47,36 +46,6 @@ def test_a_longer_schedule_is_said(run, tmp_path, caplog):
         run(f"to{updates}", checkpoint=tmp_path / "whole" / f"checkpoint-{update}", updates=updates)
         assert caplog.text.count("moves from 0.00286 (29 % of its peak) to 0.00571 (57 %)") == said
         assert caplog.text.count("another schedule") == said
-
-
-def seeds_of(training: Run) -> list[int]:
-    """The seed of torch at each forward pass of an update."""
-    seen: list[int] = []
-    training.task.model.register_forward_pre_hook(
-        lambda model, _: seen.append(torch.initial_seed()) if model.training else None
-    )
-    training.loop()
-    return seen
-
-
-def test_seeds_of_dropout_are_functions_of_update_pass_and_rank(build, tmp_path):
-    """And of the plan's seed; of nothing that was drawn or evaluated before."""
-    fields = {"gradient_accumulation_steps": 2, "updates": 6}
-    found = seeds_of(build("whole", **fields))
-    assert len(set(found)) == len(found) == 10, "the third and the sixth update have one pass"
-    expected = []
-    for update, number in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0), (4, 1), (5, 0)]:
-        seed_generators(5, update, number, 0)
-        expected.append(torch.initial_seed())
-    assert found == expected
-    torch.manual_seed(77)
-    assert seeds_of(build("often", **fields, evaluate_every=1, evaluate_first=True)) == found
-    assert seeds_of(build("rest", **fields, checkpoint=tmp_path / "whole" / "checkpoint-3")) == found[5:]
-    for other in ({"rank": 1}, {"seed": 6}):
-        training = build("other", **fields, **{name: value for name, value in other.items() if name == "seed"})
-        training.rank = other.get("rank", 0)
-        training._save = lambda: None  # as a process that is not the first
-        assert not set(seeds_of(training)) & set(found)
 
 
 def test_evaluation_changes_nothing(run):
@@ -206,15 +175,6 @@ def test_each_validation_item_counts_once(build, monkeypatch, count, processes, 
     numbers, rows = training.measure()
     assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
     assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
-
-
-def test_no_gradient_and_the_precision_of_the_training(build):
-    seen = []
-    task = Numbers(5)
-    task.measure = lambda batch: (seen.append((torch.is_grad_enabled(), task.training, torch.is_autocast_enabled("cpu"))), (batch["numbers"],))[1]  # fmt: skip
-    for asked in ("bfloat16", "float32"):
-        build(task=task.train(), dtype=asked).measure()
-    assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2
 
 
 # Updates that are not finite, folders that stay, signals --------------------------------------------------------------

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from accelerate import PartialState
 
-from linformer_kit import InputError, environment
-from linformer_kit.training import process
+from linformer_kit import environment
 from linformer_kit.training.process import callers_random_state, seed_generators, start_processes
 
 
@@ -52,10 +50,3 @@ def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):
     monkeypatch.setattr(environment, "best_device", lambda: torch.device("meta"))
     devices = [start_processes(name, timeout=5).device.type for name in ("cpu", None, "cpu")]
     assert devices == ["cpu", "meta", "cpu"] and PartialState().device.type == "cpu"
-
-
-def test_several_processes_have_a_device_each(monkeypatch):
-    monkeypatch.setattr(process, "PartialState", lambda **_: SimpleNamespace(num_processes=2))
-    assert start_processes("cpu", timeout=5).num_processes == 2
-    with pytest.raises(InputError, match=r"^device: expected one without an index for several processes, got cpu:0$"):
-        start_processes("cpu:0", timeout=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -90,41 +89,6 @@ def test_what_falls_due_when(fields, evaluated, saved):
     assert due(plan.evaluation_is_due, 7) == evaluated
     assert due(plan.checkpoint_is_due, 7) == saved
     assert due(plan.is_finished, 9) == [7, 8, 9]
-
-
-@pytest.mark.parametrize("update", [0, 3, 7])
-def test_what_the_log_has_is_not_measured_again(update):
-    plan = small_plan(7, evaluate_every=3, evaluate_first=True)
-    assert plan.evaluation_is_due(state_of(update))
-    assert not plan.evaluation_is_due(state_of(update, eval_loss={update: 1.0}))
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "ends"),
-    [
-        ("loss", {2: 1.0, 4: 2.0}, False),
-        ("loss", {2: 1.0, 4: 2.0, 6: 1.0}, True),
-        ("loss", {2: math.nan, 4: math.nan}, True),
-        ("accuracy", {2: 0.75, 4: 0.5, 6: 0.75}, True),
-        (None, {2: 1.0, 4: 2.0, 6: 3.0}, False),
-    ],
-)
-def test_patience_is_lost_without_a_better_metric(metric, values, ends):
-    """A checkpoint is due then; without patience, or a metric, it is never lost."""
-    plan = small_plan(20, metric=metric, patience=2, save_every=19)
-    logged = {"eval_loss": dict.fromkeys(values, 1.0), f"eval_{metric or 'loss'}": values}
-    state = TrainingState()
-    for state.update in values:
-        state.add(**{name: by_update[state.update] for name, by_update in logged.items()})
-    assert plan.is_finished(state) == plan.checkpoint_is_due(state) == ends
-    assert not dataclasses.replace(plan, patience=None).is_finished(state)
-
-
-def test_the_result_is_the_best_or_the_last():
-    state = state_of(9, eval_loss={0: 0.5, 3: 2.0, 6: 1.0, 9: 3.0})
-    assert small_plan(9, metric="loss").result_update(state) == 6, "of the start there is no checkpoint"
-    assert small_plan(9).result_update(state) == 9
-    assert small_plan(9, metric="accuracy").result_update(state) == 9
 
 
 @pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3)])

@@ -12,7 +12,6 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch.utils.data import Dataset, default_collate
 
-from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit import InputError, LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems, grouped_by_length
 from linformer_kit.data.packing import shuffled_blocks
@@ -134,16 +133,6 @@ def test_every_epoch_has_its_own_order_and_masks(build):
     assert second == {tuple(items[(1, index)]["labels"].tolist()) for index in range(TRAIN)}
 
 
-@pytest.mark.parametrize("count", [0, 256, 257, 600])
-def test_the_number_of_predicted_tokens_is_a_multiple(count):
-    labels = torch.full((3, 200), IGNORED_LABEL)
-    chosen = torch.randperm(600)[:count]
-    labels.view(-1)[chosen] = 5
-    positions = pretrain._predicted_positions(labels)
-    assert len(positions) == min(600, -(-count // 256) * 256)
-    assert torch.equal(positions[:count], chosen.sort().values) and len(set(positions.tolist())) == len(positions)
-
-
 def test_the_other_tokens_add_nothing(masked, monkeypatch):
     task = masked({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     task.model.double()
@@ -155,15 +144,6 @@ def test_the_other_tokens_add_nothing(masked, monkeypatch):
         results.append([loss, *torch.autograd.grad(loss, [*task.model.parameters()])])
     for exact, padded in zip(*results, strict=True):
         torch.testing.assert_close(padded, exact, rtol=1e-10, atol=1e-12)
-
-
-def test_sums_are_those_of_the_model(masked):
-    task = masked().eval()
-    batch = default_collate([task.validation_items[index] for index in range(3)])
-    batch["labels"][1] = IGNORED_LABEL
-    (sums, counts), labels = task.measure(batch), batch["labels"]
-    assert counts.tolist() == (labels != IGNORED_LABEL).sum(dim=1).tolist() and counts[1] == 0
-    torch.testing.assert_close(sums.sum() / counts.sum(), task.model(**batch).loss)
 
 
 def test_the_loss_by_hand():
@@ -186,25 +166,6 @@ def test_balanced_weights_of_classes():
     assert balanced_weights(np.array([1, 0, 5]), targets)[[0, 2]].tolist() == pytest.approx(expected.tolist())
     several = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     assert balanced_weights(np.array([1, 0, 4]), several).tolist() == [3.0, 3.0, 0.25]
-
-
-def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
-    """As one without them; of them alone, nothing."""
-    logits = torch.randn(3, 2, requires_grad=True)
-    for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])):
-        filled = labels.clone()
-        filled[2] = -100
-        without = classification_loss(logits[:2], labels[:2], 3)
-        torch.testing.assert_close(classification_loss(logits, filled, 3), without)
-        alone = classification_loss(logits[2:], filled[2:], 4)
-        assert alone.item() == 0 and not torch.autograd.grad(alone, logits)[0].any()
-
-
-def test_an_item_that_fills_a_batch_has_no_label():
-    lengths = [3, 9, 1, 4, 7]
-    for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
-        texts = items_of([[0] * length for length in lengths], [labels] * len(lengths))
-        assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
 @pytest.mark.parametrize("count", [5, 100, 800, 5000])

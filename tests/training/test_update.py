@@ -129,16 +129,6 @@ def test_float16_skips_what_overflows_and_lowers_its_scale(build, words, tmp_pat
     assert resumed.state.scaler == {"scale": 16384.0, "_growth_tracker": 0}
 
 
-def test_what_is_asked_of_the_model(build, words, monkeypatch):
-    task, seen = Words(words), []
-    monkeypatch.setattr(task.model, "compile", lambda: seen.append("compile"))
-    monkeypatch.setattr(task.model, "activation_checkpointing_enable", lambda named: seen.append(named))
-    build(task=task)
-    assert not seen
-    build(task=task, torch_compile=True, activation_checkpointing=True)
-    assert seen == [{"use_reentrant": False}, "compile"]
-
-
 # Several processes ---------------------------------------------------------------------------------------------------
 
 

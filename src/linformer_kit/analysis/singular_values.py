@@ -108,11 +108,10 @@ def _curves(
     order = (~real).sort(dim=1, stable=True).indices
     is_ours = isinstance(model.config, LinformerConfig)
     layers = {module: layer for module in model.modules() if (layer := _with_exact_tokens(module)) is not None}
-    calls: dict[int, Tokens] = {}  # what the projection of the layer that runs received, by the number of slots
+    calls: dict[int, Tokens] = {}  # of the projection of the layer that runs
 
-    def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        tokens, slots = inputs
-        calls[slots] = tokens
+    def record(module: nn.Module, inputs: tuple[Tokens, int], output: Any) -> None:
+        calls[inputs[1]] = inputs[0]
 
     def reduce(module: nn.Module, inputs: Any, output: Any) -> Any:
         weights = output[-1] if isinstance(output, tuple) else None
@@ -184,10 +183,9 @@ def _mapping(
     projection, window, first = _projection(layer), layer.sliding_window, min(layer.global_tokens, n)
     slots_of_tokens = {}
     for k, tokens in [*calls.items()]:
-        key = tokens.key
-        identity = torch.eye(n - first, dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-        values = zero_padding(identity, tokens.run.lengths)
-        slots_of_tokens[k] = projection(tokens._replace(value=values), k).value.to(weights)
+        identity = torch.eye(n - first).to(tokens.key).expand(*tokens.key.shape[:2], -1, -1)
+        tokens = tokens._replace(value=zero_padding(identity, tokens.run.lengths))
+        slots_of_tokens[k] = projection(tokens, k).value.to(weights)
     mapping = weights.new_zeros(batch, heads, n, n)
     mapping[..., :first] = weights[..., :first]
     own = None if layer is projection else layer.projected_dim

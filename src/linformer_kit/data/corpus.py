@@ -166,9 +166,7 @@ def split(
 
 def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None]:
     """Training documents, and validation documents; None without such a split."""
-    splits = load_hub(name, settings.dataset_config_name)
-    if "train" not in splits:
-        raise InputError(f"dataset_name {name}: expected a split 'train', got {', '.join(map(repr, splits))}")
+    splits = load_hub(name, settings.dataset_config_name, "train")
     sides = {
         side: _text_rows(splits[side], settings.text_column, source=f"dataset_name {name} {side}")
         for side in ("train", "validation")

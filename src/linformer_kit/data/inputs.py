@@ -78,18 +78,18 @@ def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, name: str
 ) -> LabelledItems:
     """Tokenise labelled texts, each into one window, and log how many are truncated, with the `name` of the texts."""
-    targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
+    targets = labels.targets(examples, column=columns.label)  # before tokenisation: may raise
     windows: list[dict[str, np.ndarray]] = []
     truncated = {"texts": 0, "tokens": 0, "of_tokens": 0}
     encoded = encoder([(example.text, example.text_pair) for example in examples])
     for text in tqdm(encoded, f"Tokenising {name} texts", len(examples), delay=2):
-        windows.append({key: np.array(values, np.int32) for key, values in text.window.items()})
+        windows.append({key: np.array(values, np.int32) for key, values in text.windows[0].items()})
         truncated["texts"] += text.lost > 0
         truncated["tokens"] += text.lost
-        truncated["of_tokens"] += text.tokens
+        truncated["of_tokens"] += text.tokens + text.lost
     if truncated["texts"]:
         logger.info(
             f"{name}: {truncated['texts']:,} of {len(examples):,} texts are longer than {encoder.max_length} tokens "
             f"and lose {truncated['tokens']:,} of all {truncated['of_tokens']:,} tokens"
         )
-    return LabelledItems(windows, np.array(targets), truncated)
+    return LabelledItems(windows, targets, truncated)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Num
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
@@ -115,6 +116,10 @@ class Labels:
         """The number of examples of each class."""
         uses = Counter(self._numbers[_canonical(value)] for example in examples for value in example.values)
         return [uses[number] for number in range(len(self.names))]
+
+    def targets(self, examples: Iterable[Example], *, column: str) -> Num[np.ndarray, " texts *classes"]:
+        """The training target of each example, as `target`."""
+        return np.array([self.target(example, column=column) for example in examples])
 
     def target(self, example: Example, *, column: str) -> int | list[float]:
         """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.
@@ -293,8 +298,7 @@ def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> La
         train, validation = ([train[index] for index in part] for part in parts)
     train = sample(train, settings.max_train_samples)
     validation = sample(validation, settings.max_eval_samples)
-    for example in validation:
-        labels.target(example, column=columns.label)  # rejects classes of no training text
+    labels.targets(validation, column=columns.label)  # rejects classes of no training text
     if lost := sorted(set(found.names) - {value for example in train for value in example.values}):
         logger.warning(f"training: no text is left of the classes {listed_classes(lost)}, which cannot be learnt")
     learnt = {example.joined for example in train}
@@ -364,11 +368,9 @@ def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: 
     rows: Iterator[Row]
     if settings.dataset_name:
         place, name = settings.dataset_name, getattr(settings, "split", None) or side
-        splits = load_hub(place, settings.dataset_config_name)
-        if name not in splits and optional:
-            return []
+        splits = load_hub(place, settings.dataset_config_name, None if optional else name)
         if name not in splits:
-            raise InputError(f"dataset_name {place}: expected a split {name!r}, got {', '.join(map(repr, splits))}")
+            return []
         rows = hub_rows(place, name, splits[name], columns.names())
     else:
         field = f"{side}_file"

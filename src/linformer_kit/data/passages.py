@@ -121,7 +121,7 @@ class Texts(TorchDataset):
         return {**window, "input_ids": masked["input_ids"].tolist()}
 
     def _window(self, key: Key) -> Window:
-        return next(self._encoder([self._items[key[1]]])).window
+        return next(self._encoder([self._items[key[1]]])).windows[0]
 
 
 class Passages(Texts):
@@ -149,7 +149,7 @@ class Passages(Texts):
             text = _sentences(text[start : start + self._step], tokens, random)
         else:
             text = text[start : start + tokens * _MAX_CHARACTERS]
-        return next(Encoder(self._encoder.tokenizer, tokens)([(text, None)])).window
+        return next(Encoder(self._encoder.tokenizer, tokens)([(text, None)])).windows[0]
 
 
 def split_sentences(text: str) -> list[str]:

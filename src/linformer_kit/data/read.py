@@ -147,16 +147,20 @@ def text_groups(texts: Iterable[T], *, count: float = math.inf, characters: floa
         yield group
 
 
-def load_hub(name: str, config: str | None) -> dict[str, Dataset]:
+def load_hub(name: str, config: str | None, split: str | None = None) -> dict[str, Dataset]:
     """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it.
 
     A folder of `save_to_disk` is read as well; without splits it is the training split.
+
+    Raises:
+        InputError: for what cannot be read, and without the split of that name.
     """
     with input_errors(f"dataset_name {name}"):
-        if not is_saved_dataset(Path(name)):
-            return load_dataset(name, config)
-        saved = load_from_disk(name)
-        return saved if isinstance(saved, DatasetDict) else {"train": saved}
+        splits = load_from_disk(name) if is_saved_dataset(Path(name)) else load_dataset(name, config)
+    splits = splits if isinstance(splits, DatasetDict) else {"train": splits}
+    if split is not None and split not in splits:
+        raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
+    return splits
 
 
 def is_saved_dataset(folder: Path) -> bool:

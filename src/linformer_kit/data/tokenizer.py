@@ -159,15 +159,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class EncodedText(NamedTuple):
-    """One tokenised text."""
+    """A tokenised text."""
 
-    window: Window  # its inputs, with special tokens
-    tokens: int  # of the whole text, special ones included
+    windows: list[Window]  # with special tokens: one, or several where a text is read by pieces
+    lost: int = 0  # truncated tokens
+    weights: tuple[int, ...] = (1,)  # of each window in a mean
 
     @property
-    def lost(self) -> int:
-        """Number of truncated tokens."""
-        return self.tokens - len(self.window["input_ids"])
+    def tokens(self) -> int:
+        """Tokens that a model reads."""
+        return sum(len(window["input_ids"]) for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Encoder:
                 window, tokens = whole, len(whole["input_ids"])
                 if tokens > self.max_length:
                     (window,) = self._windows([text], truncation=True, max_length=self.max_length)
-                yield EncodedText(window, tokens)
+                yield EncodedText([window], tokens - len(window["input_ids"]))
 
     def _check_room(self, *, pair: bool) -> None:
         """Raise an error if there is room for nothing but special tokens around a text or a pair."""

@@ -21,11 +21,10 @@ TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file n
 
 def new_folder(parent: Path, name: str) -> Path:
     """Create a folder with an unused name; concurrent runs get different ones."""
-    parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):
-            folder.mkdir()
+            folder.mkdir(parents=True)
             break
     return folder
 

@@ -49,7 +49,7 @@ def free_results(
         `more_than_words`: the accuracy of the classifier minus that of the regression, and its standard error, by
         text. The last two are None without texts to learn from.
     """
-    known = _targets(train, labels, columns) if train else targets
+    known = labels.targets(train, column=columns.label) if train else targets
     most = (known.mean(axis=0) > 0.5).astype(np.int64) if labels.multi_label else np.bincount(known).argmax()
     constant = np.broadcast_to(most, targets.shape)
     found: dict[str, Any] = {"most_frequent": measures(constant, targets, labels.metrics)}
@@ -86,7 +86,7 @@ def _words_alone(
         words.fit(text for each in train for text in _parts(each))
     except ValueError:  # no two texts have a word in common
         return None
-    learnt, chosen = (_targets(side, labels, columns) for side in (train, validation))
+    learnt, chosen = (labels.targets(side, column=columns.label) for side in (train, validation))
     if len(np.unique(learnt, axis=0)) < 2:
         return None
     inputs, held_out, asked = (_features(words, side) for side in (train, validation, measured))
@@ -101,10 +101,6 @@ def _words_alone(
             if accuracy > best:
                 best, strength, answers = accuracy, each, model.predict(asked)
     return answers, {"strength": strength, "texts": len(train), "seconds": time.monotonic() - began}
-
-
-def _targets(examples: Sequence[Example], labels: Labels, columns: Columns) -> Targets:
-    return np.array([labels.target(example, column=columns.label) for example in examples])
 
 
 def _right(answers: Targets, targets: Targets) -> np.ndarray:

@@ -18,7 +18,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.read import Text, text_groups
-from linformer_kit.data.tokenizer import Encoder, Window
+from linformer_kit.data.tokenizer import EncodedText, Encoder, Window
 from linformer_kit.environment import device_of
 from linformer_kit.interop.loading import input_length
 
@@ -31,19 +31,6 @@ _READ_TEXTS, _READ_CHARACTERS = 256, 1 << 22
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
 _SHORT, _LONG = "a", "a " * 20
-
-
-class Inputs(NamedTuple):
-    """A tokenised text."""
-
-    windows: list[Window]  # one, or several where it is read by pieces
-    lost: int = 0  # truncated tokens
-    weights: tuple[int, ...] = (1,)  # of each window in a mean
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the model reads."""
-        return sum(len(window["input_ids"]) for window in self.windows)
 
 
 class Outputs(NamedTuple):
@@ -92,12 +79,11 @@ class TextModel(ABC):
         """Set the number of tokens at which texts are truncated."""
         self.limit = input_length(self.model, self.tokenizer, max_length)
 
-    def encode(self, texts: Sequence[Text]) -> Iterator[Inputs]:
+    def encode(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
         """Tokenise texts, of which all or none are pairs, each after the prompt; longer ones are truncated."""
-        for text in Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts]):
-            yield Inputs([text.window], text.lost)
+        return Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
 
-    def combine(self, outputs: np.ndarray, texts: Sequence[Inputs]) -> Float[np.ndarray, "texts width"]:
+    def combine(self, outputs: np.ndarray, texts: Sequence[EncodedText]) -> Float[np.ndarray, "texts width"]:
         """A row for each text, from the outputs `[windows, …]` of all its windows."""
         return outputs
 
@@ -127,9 +113,9 @@ class TextModel(ABC):
         """Inputs of the model for one batch."""
         return self.tokenizer.pad(list(windows), return_tensors="pt").to(self.device)
 
-    def _in_groups(self, texts: Iterable[Text]) -> Iterator[tuple[list[Inputs], int]]:
+    def _in_groups(self, texts: Iterable[Text]) -> Iterator[tuple[list[EncodedText], int]]:
         """Groups of consecutive texts, tokenised, and their `size`; each has a full batch, unless texts end."""
-        group: list[Inputs] = []
+        group: list[EncodedText] = []
         tokens, length = 0, 0
         for some in text_groups(texts, count=_READ_TEXTS, characters=_READ_CHARACTERS):
             for text, inputs in zip(some, self.encode(some), strict=True):
@@ -150,7 +136,7 @@ class TextModel(ABC):
     @torch.inference_mode()
     def _outputs(
         self,
-        texts: Sequence[Inputs],
+        texts: Sequence[EncodedText],
         before_batch: Callable[[], None] = lambda: None,
         after_batch: Callable[[int], Any] = lambda tokens: None,
     ) -> Outputs:
@@ -172,7 +158,7 @@ class TextModel(ABC):
     def _reads_padding(self) -> bool:
         """Whether a short text has other outputs beside a longer one, where it is padded, than alone."""
         encoder = Encoder(self.tokenizer, input_length(self.model, self.tokenizer, None))
-        short, long = (text.window for text in encoder([(self.prompt + text, None) for text in (_SHORT, _LONG)]))
+        short, long = (text.windows[0] for text in encoder([(self.prompt + text, None) for text in (_SHORT, _LONG)]))
         with input_errors("model: expected one that reads texts"):
             alone, padded = self.forward([short])[0], self.forward([long, short])[1]
         beyond_rounding = _BEYOND_ROUNDING[self.model.dtype != torch.float32]

@@ -21,9 +21,9 @@ from transformers import AutoModel
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import EmbedSettings, is_local_path
 from linformer_kit.data.read import Text, TextColumns
-from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
+from linformer_kit.data.tokenizer import EncodedText, Window, tokenizer_fingerprint
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
-from linformer_kit.inference.batches import Inputs, Outputs, TextModel
+from linformer_kit.inference.batches import Outputs, TextModel
 from linformer_kit.inference.output import Output, Texts
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
@@ -125,7 +125,7 @@ class Embedder(TextModel):
         outputs = self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled})
         return outputs["sentence_embedding"].float().cpu().numpy()
 
-    def encode(self, texts: Sequence[Text]) -> Iterator[Inputs]:
+    def encode(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
         """Tokenise texts, each after the prompt, which is also in each piece if they are read by pieces.
 
         Raises:
@@ -153,9 +153,9 @@ class Embedder(TextModel):
                 raise InputError(f"max_length: expected {expected}, got {self.limit}")
             parts = [ids[start : min(start + room, stop)] for start in range(first, max(first + 1, stop), room)]
             windows = [{"input_ids": [*ids[:first], *part, *after]} for part in parts]
-            yield Inputs(windows, weights=tuple(max(1, len(part)) for part in parts))
+            yield EncodedText(windows, weights=tuple(max(1, len(part)) for part in parts))
 
-    def combine(self, outputs: np.ndarray, texts: Sequence[Inputs]) -> np.ndarray:
+    def combine(self, outputs: np.ndarray, texts: Sequence[EncodedText]) -> np.ndarray:
         """The embeddings, cut to `width` as sentence-transformers does: after they are normalised."""
         if self.pieces:
             weights = np.concatenate([text.weights for text in texts]).astype(np.float32)[:, None]

@@ -29,7 +29,7 @@ def main(settings: EvaluateSettings) -> None:
     examples, train, columns = load_measured(settings, trained.columns)
     found = {value for example in (*examples, *train) for value in example.values}
     labels = trained.labels.read_as(found) or trained.labels
-    targets = np.array([labels.target(example, column=columns.label) for example in examples])
+    targets = labels.targets(examples, column=columns.label)
     classifier = Classifier(settings, trained)
     texts = [(example.text, example.text_pair) for example in examples]
     logits, lost = map(np.concatenate, zip(*classifier.groups(texts, sum(map(size, texts))), strict=True))

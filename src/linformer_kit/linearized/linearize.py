@@ -116,7 +116,7 @@ def linearize(
         return linear
     sentences: Any = model
     linear = linearize_encoder(text_encoder(sentences), given, adapter)
-    longest = linear.config.linformer["seq_len"]
+    linear.is_of_sentences, longest = True, linear.config.linformer["seq_len"]
     if adapter is None and given.max_position_embeddings is None:
         # n is as before, so a lower limit is the author's choice.
         longest = min(longest, sentences.max_seq_length or longest)

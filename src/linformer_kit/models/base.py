@@ -15,6 +15,7 @@ from transformers import initialization as init
 from linformer_cli.errors import InputError
 from linformer_cli.settings import ResizeMode
 from linformer_cli.settings.declare import LONGEST
+from linformer_kit.files.manifest import read_json
 from linformer_kit.operator.conditions import require
 from linformer_kit.operator.projections import FullAttention, SequenceProjection
 from linformer_kit.operator.projections.sizes import check_resize, each_dim, resize_positions
@@ -30,6 +31,7 @@ class LinearModel(PreTrainedModel):
     """A model with E and F, which is saved with a README.md and can be made longer."""
 
     has_positions = True  # whether positions are embedded, which are resized with E and F
+    is_of_sentences = False  # whether sentence-transformers loads it, which finds a configuration by an adapter's base
     card_use: str | None = None  # how the README.md says to load it; None: by an Auto class
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
@@ -70,9 +72,29 @@ class LinearModel(PreTrainedModel):
         if is_main_process:
             write_card(self, Path(save_directory), self.longest_sequence, use=self.card_use)
         adapters = getattr(self, "peft_config", {}).values()
-        if is_main_process and any(adapter.base_model_name_or_path in (None, "", NOT_SAVED) for adapter in adapters):
+        alone = [adapter for adapter in adapters if adapter.base_model_name_or_path in (None, "", NOT_SAVED)]
+        if alone and is_main_process:
             self._save_without_adapters(state_dict or self.state_dict(), save_directory)
-        super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        for adapter in alone:  # a path would be wrong in a copy of the folder, and transformers reads none
+            adapter.base_model_name_or_path = str(Path(save_directory).resolve()) if self.is_of_sentences else NOT_SAVED
+        try:
+            super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        finally:
+            for adapter in alone:
+                adapter.base_model_name_or_path = NOT_SAVED
+
+    def load_adapter(self, peft_model_id: str | None = None, *arguments: Any, **options: Any) -> Any:
+        """As in transformers, for an adapter that has no other model beside it.
+
+        Raises:
+            InputError: if the configuration was read from the place where a copied folder was made.
+        """
+        path = Path(peft_model_id or "") / "config.json"
+        if peft_model_id and path.is_file():
+            beside, own = read_json(path).get("linformer"), getattr(self.config, "linformer", None)
+            if beside != own:
+                raise InputError(f"{path}: expected the configuration of this model, linformer {own}, got {beside}")
+        return super().load_adapter(peft_model_id, *arguments, **options)
 
     def _save_without_adapters(self, state_dict: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
         """Save the weights that adapters change, under the names that they have without adapters."""

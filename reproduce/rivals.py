@@ -1,0 +1,197 @@
+"""Exact long encoders on a CPU, beside what people would pick instead: PyTorch, ONNX Runtime, OpenVINO.
+
+Random weights and tokens. `torch` computes attention by scaled_dot_product_attention, `optimized` is `lk.optimize`,
+`linearised` is `lk.linearize`; `onnx_tracing` and `openvino_tracing` are the files that their own converters make of
+`torch` (by `torch.onnx.export` and by tracing), and `onnx`, `openvino` and `openvino_linearised` those of
+`linformer export`. Every cell runs in a process of its own and is recorded when it is done; the same command goes on.
+
+    python -m reproduce.rivals --output_dir runs/rivals                                     # all cells
+    python -m reproduce.rivals --output_dir runs/rivals --only openvino/modernbert/bfloat16/8192    # one of them
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas
+import torch
+from tqdm import tqdm
+
+from linformer_cli.settings.declare import Count, Machine, Measurement, settings
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.export import exportable
+from linformer_kit.linearized.linearize import linearize, optimize
+from reproduce.common import Record, Results, ScriptSettings, markdown, run
+from reproduce.linearised import Architecture, original
+
+MIXED = 0  # in place of n: a batch of texts of many lengths
+TEXTS, SHORTEST, LONGEST = 16, 100, 4000
+Way = Literal[
+    "torch", "optimized", "linearised", "onnx_tracing", "openvino_tracing", "onnx", "openvino", "openvino_linearised"
+]
+CPU = torch.device("cpu")
+
+
+@settings
+class Settings(ScriptSettings):
+    """Measure encoders in PyTorch, ONNX Runtime and OpenVINO."""
+
+    architectures: Measurement[list[Architecture]] = field(default_factory=lambda: ["modernbert", "minilm"])
+    ways: Measurement[list[Way]] = field(default_factory=lambda: list(Way.__args__))  # type: ignore[attr-defined]
+    # Number formats; `int8` is of the file of `onnx` only, `bfloat16` not of files of ONNX.
+    dtypes: Measurement[list[Literal["float32", "bfloat16", "int8"]]] = field(
+        default_factory=lambda: ["float32", "bfloat16", "int8"]
+    )
+    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])  # n; 0: a mixed batch.
+    repetitions: Measurement[Count] = 3  # Number of timed runs of a cell, after a first one.
+    seconds: Measurement[Count] = 120  # Time limit for the timed runs of a cell.
+    only: Machine[str | None] = None  # One cell: way/architecture/dtype/n; default: all.
+
+
+class Cell(NamedTuple):
+    """One way to run an encoder in one number format, on a text of n tokens or on a mixed batch."""
+
+    way: Way
+    architecture: Architecture
+    dtype: str
+    n: int
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the way has this number format."""
+        is_onnx = self.way.startswith("onnx")
+        return {"float32": True, "bfloat16": not is_onnx, "int8": self.way == "onnx"}[self.dtype]
+
+    @property
+    def longest(self) -> int:
+        return self.n or LONGEST
+
+    def inputs(self) -> exportable.Arrays:
+        """Random tokens, padded on the right in a mixed batch."""
+        generator = np.random.default_rng(0)
+        lengths = np.geomspace(SHORTEST, LONGEST, TEXTS).astype(int) if self.n == MIXED else np.array([self.n])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = generator.integers(5, 1000, size=mask.shape) * mask
+        return {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+
+    def measure(self, repetitions: int, seconds: float, reference: Path) -> Record:
+        """Times, peak memory beside weights, and differences of the output from PyTorch's in float32."""
+        run, inputs = self.runner(), self.inputs()
+        run({name: array[:, :64] for name, array in inputs.items()})  # initialises libraries
+        output: dict[str, np.ndarray] = {}
+        step = lambda: output.update(of=run(inputs)[0])  # noqa: E731
+        peak = peak_bytes(step, CPU)
+        timings = interleaved({self.way: step}, device=CPU, repetitions=repetitions, seconds=seconds)
+        real = inputs["attention_mask"] == 1
+        found = output["of"][real].astype(np.float32)
+        if self.way == "torch" and self.dtype == "float32":
+            np.save(reference, found)
+        difference = np.abs(found - np.load(reference)) if reference.exists() else np.array([np.nan])
+        return {
+            **summary(timings[self.way]),
+            "peak_bytes": peak,
+            "difference": float(difference.max()),
+            "mean_difference": float(difference.mean()),
+        }
+
+    def runner(self) -> exportable.Run:
+        """A function that runs the encoder."""
+        model = original(self.architecture, self.longest).eval()
+        if "linearised" in self.way:
+            model = linearize(model)
+        if self.way in ("torch", "optimized", "linearised"):
+            model = (optimize(model) if self.way == "optimized" else model).to(getattr(torch, self.dtype))
+            return _in_torch(model)
+        folder = Path(tempfile.mkdtemp())
+        if self.way.endswith("tracing"):
+            return _traced(self, model, folder)
+        source = exportable.Exportable(model, _Tokenizer(self.longest), exportable.HEADS[-1])  # type: ignore[arg-type]
+        if self.way == "onnx":
+            from linformer_kit.export import onnx_file
+
+            onnx_file.write(source, folder / onnx_file.FILE)
+            if self.dtype == "int8":
+                onnx_file.quantise(folder / onnx_file.FILE, folder / "int8.onnx")
+            return onnx_file.runner(folder / ("int8.onnx" if self.dtype == "int8" else onnx_file.FILE))
+        from linformer_kit.export import openvino_file
+
+        openvino_file.write(source, folder / openvino_file.FILE)
+        return openvino_file.runner(folder / openvino_file.FILE, self.dtype)
+
+
+class _Tokenizer:
+    """What an export asks of a tokenizer."""
+
+    model_input_names, pad_token_id, is_fast = ("input_ids", "attention_mask"), 0, True
+
+    def __init__(self, model_max_length: int) -> None:
+        self.model_max_length = model_max_length
+
+
+def _in_torch(model: torch.nn.Module) -> exportable.Run:
+    @torch.inference_mode()
+    def run(inputs: exportable.Arrays) -> list[np.ndarray]:
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        return [model(**tensors).last_hidden_state.float().numpy()]
+
+    return run
+
+
+def _traced(cell: Cell, model: torch.nn.Module, folder: Path) -> exportable.Run:
+    """A function that runs what the runtime's own converter makes of a model."""
+    example = {name: torch.from_numpy(array) for name, array in cell._replace(n=64).inputs().items()}
+    if cell.way == "openvino_tracing":
+        import openvino
+
+        from linformer_kit.export import openvino_file
+
+        openvino.save_model(openvino.convert_model(model, example_input=example), folder / openvino_file.FILE, False)
+        return openvino_file.runner(folder / openvino_file.FILE, cell.dtype)
+    from linformer_kit.export import onnx_file
+
+    axes = {name: {0: "batch", 1: "sequence"} for name in example}
+    torch.onnx.export(model, (), folder / onnx_file.FILE, kwargs=example, dynamic_shapes=axes, dynamo=True)
+    return onnx_file.runner(folder / onnx_file.FILE)
+
+
+def measure(given: Settings, results: Results) -> None:
+    """Add a record for each cell that has none; one that fails says why."""
+    cells = itertools.starmap(
+        lambda n, architecture, dtype, way: Cell(way, architecture, dtype, n),
+        itertools.product(given.lengths, given.architectures, given.dtypes, given.ways),
+    )
+    chosen = [cell for cell in cells if cell.is_possible and given.only in (None, "/".join(map(str, cell)))]
+    for cell in tqdm(chosen, desc="cells"):
+        if results.find(**cell._asdict()) is None:
+            reference = results.folder / f".reference-{cell.architecture}-{cell.n}.npy"
+            measured: Callable[..., Record] = Cell.measure
+            try:
+                record = in_fresh_process(measured, cell, given.repetitions, given.seconds, reference)
+            except (RuntimeError, ImportError, MemoryError) as error:
+                record = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
+            results.add(**cell._asdict(), **record)
+
+
+def table(content: Record) -> str:
+    """Seconds, peak memory and differences, by number of tokens."""
+    frame = pandas.DataFrame(content["records"])
+    parts = ["# Encoders beside other runtimes\n\nMedians; one text of n tokens, or 16 of 100 to 4,000 (n 0)."]
+    columns = (("median_s", "seconds", "{:,.3f}", 1), ("peak_bytes", "peak in MiB", "{:,.0f}", 2**20))
+    for (architecture, dtype), part in frame.groupby(["architecture", "dtype"], sort=False):
+        for name, what, form, unit in (*columns, ("difference", "largest difference", "{:.1e}", 1)):
+            if name in part and part[name].notna().any():
+                values = part[part[name].notna()].assign(**{name: part[name] / unit})
+                grid: Any = values.pivot_table(index="way", columns="n", values=name, sort=False)
+                shown = grid.map(form.format).rename(columns="n {:,}".format).reset_index()
+                parts.append(f"## {architecture}, {dtype}: {what}\n\n{markdown(shown)}")
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table)
