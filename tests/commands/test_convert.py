@@ -76,14 +76,6 @@ def test_a_model_of_this_package_made_longer(tmp_path, capsys):
     assert len([*tmp_path.iterdir()]) == 6
 
 
-def test_a_transformer_of_this_package_interpolated(tmp_path, capsys):
-    randomise(LinformerForMaskedLM(LinformerConfig(**OWN | {"attention": "full"}))).save_pretrained(tmp_path / "short")
-    options = ("--max_position_embeddings", 23, "--resize_mode", "interpolate")
-    out = said(capsys, "resize", tmp_path / "short", tmp_path / "other", *options)
-    assert "n 23, full attention" in out and "No tokenizer: the source has none." in out
-    assert LinformerForMaskedLM.from_pretrained(tmp_path / "other").longest_sequence == 23
-
-
 def test_a_linear_embedder_made_longer(tmp_path, capsys):
     """Texts of the old length keep their outputs, and the pooling is kept, with the new limit of tokens."""
     source("BertModel", tmp_path / "theirs")
@@ -189,14 +181,6 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
     torch.nn.init.ones_(theirs.embeddings.LayerNorm.bias)  # other weights
     theirs.save_pretrained(tmp_path / "others")
     assert "--adapter" not in said(capsys, "linearize", tmp_path / "others", tmp_path / "linear")
-
-
-def test_without_linear_layers_nothing_is_new(tmp_path, capsys):
-    source("BertModel", tmp_path / "bert")
-    out = said(capsys, "linearize", tmp_path / "bert", tmp_path / "exact", "--layers", "[]")
-    assert "full attention" in out and "New:" not in out and " k " not in out
-    error = fail(capsys, "distill", tmp_path / "bert", "--output_dir", tmp_path / "student", "--layers", "[]")
-    assert "layers: expected one or more to distil, got none" in error
 
 
 def test_linearize_rejects(tmp_path, capsys):

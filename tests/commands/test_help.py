@@ -12,13 +12,6 @@ from linformer_cli.parser import RECIPES, parse
 from linformer_cli.settings.declare import COMMANDS, TITLES, settings_of
 
 _HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
-USAGE = {
-    "pretrain": "",
-    "finetune": "MODEL ",
-    "distill": "MODEL ",
-    "embed": "MODEL FILE ... --out FILE ",
-    "evaluate": "MODEL [VALIDATION_FILE ...] ",
-}
 _OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)
 
 
@@ -60,21 +53,6 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     for name in COMMANDS:
         assert max(map(len, help_of(name, capsys=capsys).splitlines())) <= min(columns, 120)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "told"),
-    [
-        *((name, "", f"usage: linformer {name} {usage}[options]") for name, usage in USAGE.items()),
-        ("distill", "--projection", "[default: mean_pool]"),
-        ("pretrain", "--model.projected_dim", "--model.projected_dim INT [INT ...] k, "),
-        ("pretrain", "--learning_rate", "[recipe: 6.0e-3]"),
-        ("pretrain", "--adam_beta1", "AdamW's decay of the first moment. [default: 0.9]"),
-    ],
-)
-def test_what_help_says_of_a_setting(name, option, told, capsys):
-    text = help_of(name, capsys=capsys)
-    assert told in (entry(text, option) if option else text.splitlines())
 
 
 def test_help_shows_the_values_of_the_recipe_that_is_given(capsys, tmp_path):

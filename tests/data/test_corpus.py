@@ -219,10 +219,3 @@ def test_files_that_cannot_be_used(tmp_path, load, lines, fields, message):
     write_lines(tmp_path / "a.txt", lines)
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         load("a.txt", **fields)
-
-
-def test_bad_hub_data(tmp_path, load):
-    write_json_lines(tmp_path / "hub/train.jsonl", numbered(7))
-    message = "column 'id' is Value('int64'); expected strings"
-    with pytest.raises(InputError, match=f"^dataset_name .*hub train: {re.escape(message)}$"):
-        load(dataset_name=str(tmp_path / "hub"), text_column="id")

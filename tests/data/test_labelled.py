@@ -143,15 +143,6 @@ def test_texts_in_both_parts_give_a_warning_and_an_unknown_class_an_error(tmp_pa
         load_labelled(settings(train_file=[path], validation_file=[held_out]))
 
 
-def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
-    path = write(tmp_path / "v.csv", "body,class\nx,yes\ny,no\n")
-    asked = EvaluateSettings(model="none", validation_file=[path], text_column="body", label_column="class")
-    labels = Labels(("no", "yes"))
-    texts, _, columns = load_measured(asked, Columns("text"))
-    assert [labels.target(example, column="class") for example in texts] == [1, 0]
-    assert (columns.text, columns.label) == ("body", "class")
-
-
 @pytest.mark.parametrize(
     ("values", "names", "targets"),
     [

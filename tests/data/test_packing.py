@@ -8,12 +8,11 @@ import re
 import datasets
 import numpy as np
 import pytest
-import torch
 
 from linformer_cli.errors import InputError
 from linformer_kit.data import packing
 from linformer_kit.data.corpus import Side
-from linformer_kit.data.packing import BlockMasker, MaskedBlocks, pack, shuffled_blocks
+from linformer_kit.data.packing import BlockMasker, pack, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SEQ_LEN = 13
@@ -127,24 +126,6 @@ def test_equal_keys_give_equal_masks_and_others_do_not(masked):
     assert all((masked(487, **changed)[2] != first[2]).any() for changed in others)
 
 
-@pytest.fixture
-def blocks(tokenizer):
-    rows = np.random.default_rng(0).integers(5, 281, size=(23, 47)).astype(np.int32)
-    masks = BlockMasker(tokenizer, seed=3, probability=0.3)
-    return MaskedBlocks(datasets.Dataset.from_dict({"input_ids": rows}), masks)
-
-
-def test_masked_blocks_are_indexed_by_epoch_and_index(blocks):
-    item = blocks[17]
-    assert {name: (value.dtype, value.shape) for name, value in item.items()} == {
-        "input_ids": (torch.int64, (47,)),
-        "labels": (torch.int64, (47,)),
-    }
-    assert torch.equal(item["labels"], blocks[(0, 17)]["labels"])
-    assert not torch.equal(item["labels"], blocks[(1, 17)]["labels"])
-    assert len(blocks) == len(list(blocks)) == 23
-
-
 def test_each_block_once_in_an_order_of_seed_and_epoch():
     def order(seed, epoch):
         return shuffled_blocks(101, seed=seed, epoch=epoch)
@@ -152,7 +133,3 @@ def test_each_block_once_in_an_order_of_seed_and_epoch():
     assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
     assert order(3, 5) == order(3, 5)
     assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4
-
-
-def test_a_block_that_fills_a_batch_has_no_labels(blocks):
-    assert (blocks[None]["labels"] == -100).all() and torch.equal(blocks[None]["input_ids"], blocks[0]["input_ids"])

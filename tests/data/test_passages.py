@@ -6,8 +6,7 @@ import pytest
 from datasets import Dataset
 
 from linformer_cli.settings import DistillSettings
-from linformer_kit.data.packing import BlockMasker
-from linformer_kit.data.passages import Passages, Texts, load_inputs, passage_keys, split_sentences
+from linformer_kit.data.passages import Passages, load_inputs, passage_keys, split_sentences
 from linformer_kit.data.tokenizer import Encoder, train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
@@ -41,15 +40,6 @@ def test_full_length_passages_cover_the_documents(documents, encoder):
     assert len(passages) == pytest.approx(characters / (5 * LONGEST), abs=3)
 
 
-def test_short_passages_are_whole_sentences(documents, encoder):
-    passages = Passages(documents, encoder, seed=3)
-    texts = {text_of(passages[0, index, 14], encoder) for index in range(len(passages))}
-    assert len(texts) > 5
-    whole = {*SENTENCES, "short."}
-    assert sum(text in whole or text.split(". ")[0] + "." in whole for text in texts) >= len(texts) / 2
-    assert all(len(passages[0, index, 14]["input_ids"]) <= 14 for index in range(len(passages)))
-
-
 def test_a_function_of_seed_epoch_and_number(documents, encoder):
     one, same, other = (Passages(documents, encoder, seed=seed) for seed in (3, 3, 4))
     keys = [(epoch, index, 12) for epoch in range(2) for index in range(len(one))]
@@ -77,17 +67,6 @@ def test_blank_texts_are_nothing_to_learn_from(tmp_path, encoder):
         inputs = load_inputs(settings, encoder, packing=False, masked=False)
         windows = [*(inputs.train[0, index, LONGEST] for index in range(len(inputs.train))), *inputs.validation]
         assert sorted(" ".join(text_of(window, encoder).split()) for window in windows) == sorted(expected)
-
-
-def test_hidden_tokens(documents, encoder):
-    mask = BlockMasker(encoder.tokenizer, seed=3, probability=0.5)
-    passages, plain = Passages(documents, encoder, seed=3, mask=mask), Passages(documents, encoder, seed=3)
-    texts = Texts([("number 7 was good.", None)], encoder, mask=mask)
-    hidden = encoder.tokenizer.mask_token_id
-    for data in (passages, texts):
-        assert hidden in data[0, 0, LONGEST]["input_ids"]
-        assert data[0, 0, LONGEST] != data[1, 0, LONGEST]
-    assert len(passages[0, 0, LONGEST]["input_ids"]) == len(plain[0, 0, LONGEST]["input_ids"])
 
 
 def test_each_pass_has_one_length():

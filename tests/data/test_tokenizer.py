@@ -17,9 +17,7 @@ from linformer_cli.settings import ModelSettings, PretrainSettings
 from linformer_kit.data import packing
 from linformer_kit.data.tokenizer import (
     Encoder,
-    end_token_id,
     load_tokenizer,
-    start_token_id,
     tokenizer_fingerprint,
     tokenizer_of_prompts,
     train_tokenizer,
@@ -37,12 +35,6 @@ def saved(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "linformer"}))
     return tmp_path
-
-
-def test_special_tokens_have_the_ids_of_roberta(tokenizer):
-    assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
-    assert tokenizer.all_special_ids == [0, 2, 3, 1, 4]
-    assert (start_token_id(tokenizer), end_token_id(tokenizer), tokenizer.pad_token_id) == (0, 2, 1)
 
 
 def test_a_trained_tokenizer_is_cached_until_training_changes(tmp_path, monkeypatch):

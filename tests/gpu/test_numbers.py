@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import real_tokens
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
+from tests.conftest import CAUSAL, OTHERS, SHARINGS, SHORTER_INPUTS, pairs_of, randomise, shorter_inputs
 
 # Distinct sizes, but heads of a width that fused attention kernels take.
 SIZES = {
@@ -129,9 +129,10 @@ def test_projections(device, projection, sharing, shorter_input, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHERS | CAUSAL)
 def test_other_models(device, name, dtype):
-    compare(model_of(**OTHERS[name]), masked_lm, device, dtype)
+    head = LinformerForCausalLM if name in CAUSAL else LinformerForMaskedLM
+    compare(model_of(head, **(OTHERS | CAUSAL)[name]), masked_lm, device, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,27 +156,6 @@ def test_attention(device, projection, dtype):
 
     sizes = (67, 13) if projection else ()
     compare(randomise(LinformerAttention(96, 3, *sizes, projection=projection), 0.2), step, device, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", None])
-def test_causal_attention(device, projection, need_weights, dtype):
-    inputs = torch.randn(3, 61, 96, generator=torch.Generator().manual_seed(5)).to(dtype)
-
-    def step(where):
-        real = real_tokens(torch.tensor([61, 17, 1], device=where), 61)
-
-        def run(attention):
-            x = inputs.to(next(attention.parameters()))
-            output = attention(x, x, x, ~real, need_weights)[0][real]
-            return output.float().square().mean(), output
-
-        return run
-
-    sizes = () if projection is None else (67, 13)
-    layer = LinformerAttention(96, 3, *sizes, projection=projection, sliding_window=6, causal=True)
-    compare(randomise(layer, 0.2), step, device, dtype)
 
 
 @pytest.mark.parametrize("fields", [{"global_tokens": 2}, {"projection": "conv"}, {"attention": ["full", "linformer"]}])

@@ -9,7 +9,6 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from linformer_cli.cli import main
-from tests.conftest import fail
 from tests.inference.conftest import TEXTS, described, encoded
 
 PROMPT = "the story:"
@@ -58,11 +57,3 @@ def test_the_mean_of_pieces(folder, tmp_path):
         mean = np.average(alone, axis=0, weights=[len(piece) for piece in pieces])
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=0, atol=2e-6)
     assert len(pieces) > 2
-
-
-def test_a_prompt_without_room_for_text(folder, tmp_path, capsys):
-    config = {"prompts": {"text": PROMPT * 9}, "default_prompt_name": "text"}
-    model = described(folder, tmp_path / "model", [Pooling(33, "mean")], config)
-    arguments = ["embed", model, folder / "texts.csv", "--out", tmp_path / "vectors.npy", "--pieces"]
-    assert "for prompt and text, got 20" in fail(capsys, *arguments, "--max_length", 20)
-    assert not any(tmp_path.glob("vectors*"))

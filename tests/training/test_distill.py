@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_cli.cli import main
-from tests.conftest import PRETRAIN_SIZES, encoded_lengths, fail, fail_last_line, pad_always, write_teacher
+from tests.conftest import PRETRAIN_SIZES, encoded_lengths, fail_last_line, pad_always, write_teacher
 
 pytestmark = pytest.mark.e2e
 
@@ -120,14 +120,6 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path, caplog):
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": LENGTH, "do_lower_case": False}
-
-
-def test_a_module_without_its_folder_is_found_before_training(texts, tmp_path, capsys):
-    """sentence-transformers could not load the student."""
-    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
-    (teacher / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
-    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
-    assert error.endswith("each with its folder: got no 1_Pooling") and not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,14 @@ import math
 import re
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from linformer_cli.errors import DivergedError, Stopped
 from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.files import folders
-from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run
-from linformer_kit.training.task import Task
 from tests.training.conftest import after_updates, losses, same_parameters, spoilt
 
 pytestmark = pytest.mark.e2e
@@ -138,43 +134,6 @@ def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path
     message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         training.loop()
-
-
-# Evaluation ----------------------------------------------------------------------------------------------------------
-
-
-class Numbers(Task):
-    """Validation items are numbers, and measured as they are, with a row of several."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(torch.nn.Linear(2, 3), None, train=[0], validation=range(count), collate=self.gather)
-
-    def order(self, epoch, update_size):
-        return [0]
-
-    @staticmethod
-    def gather(numbers: list[int]) -> dict[str, torch.Tensor]:
-        return {"numbers": torch.tensor(numbers)}
-
-    def measure(self, batch):
-        numbers = batch["numbers"]
-        return numbers, numbers[:, None] * torch.ones(1, 2, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize(("count", "processes", "workers"), [(7, 1, 2), (2, 5, 0), (12, 2, 0)])
-def test_each_validation_item_counts_once(build, monkeypatch, count, processes, workers):
-    """In all processes together, in their order; each has equally many batches."""
-    training, parts = build(task=Numbers(count), dataloader_num_workers=workers), []
-    monkeypatch.setattr(training_run, "gather_object", lambda part: (parts.append(part[0]), part)[1])
-    for rank in range(processes):
-        state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
-        monkeypatch.setattr("linformer_kit.training.task.PartialState", lambda state=state: state)
-        training.measure()
-    assert len({len(part) for part in parts}) == 1, "models in pieces need them"
-    monkeypatch.setattr(training_run, "gather_object", lambda _: parts)
-    numbers, rows = training.measure()
-    assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
-    assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
 
 
 # Updates that are not finite, folders that stay, signals --------------------------------------------------------------

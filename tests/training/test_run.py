@@ -7,13 +7,10 @@ import math
 import os
 import re
 import socket
-from types import SimpleNamespace
 
 import pytest
 
-from linformer_cli.errors import MachineError
 from linformer_kit import InputError
-from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run
 from tests.training.conftest import small_plan, small_settings
 
@@ -86,18 +83,6 @@ def test_a_start_that_is_refused_releases_the_folder(tmp_path):
     assert not (tmp_path / "out" / ".lock").exists()
 
 
-def test_results_that_cannot_be_written_are_named(tmp_path):
-    run = opened(tmp_path / "out")
-
-    def fail(folder):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(MachineError, match=r"out: the results could not be written: .*No space left"):
-        run.write(fail)
-    run.write(lambda folder: (folder / "a.txt").write_text("b"))
-    assert (tmp_path / "out" / "a.txt").read_text() == "b"
-
-
 FREE = {"save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "ddp_timeout": 60}  # fmt: skip
 FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "dtype": "float16", "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
 
@@ -117,15 +102,6 @@ def test_settings_that_make_it_another_run_are_rejected(tmp_path):
         match=r"^resume: expected per_device_train_batch_size 4 for all processes together, as in .*run\.json, got 2 × 1$",
     ):
         started(tmp_path / "out", resume=True, per_device_train_batch_size=2)
-
-
-def test_another_number_of_processes_is_said(tmp_path, monkeypatch, caplog):
-    with opened(tmp_path / "out"):
-        pass
-    two = SimpleNamespace(num_processes=2, is_main_process=True)
-    monkeypatch.setattr(training_run, "start_processes", lambda *_, **__: two)
-    started(tmp_path / "out", resume=True, per_device_train_batch_size=2).__exit__()
-    assert "another number of processes, 2: the same batches, but not bit for bit the same result" in caplog.text
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):

@@ -152,23 +152,6 @@ def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
     assert line["seconds_left"] == 7 * 9 / 3 and log.rate == 150 / 9
 
 
-def test_time_counts_on_after_a_resume(clock):
-    state = TrainingState()
-    log = make(state, updates=4)
-    for _ in range(2):
-        updated(log, state, clock, 3, 60)
-    log.add({"eval_loss": 1.0})
-    log.close()
-    clock.now += 1000
-    resumed = make(state, updates=4)
-    assert (state.seconds, resumed.rate) == (6, 20)
-    updated(resumed, state, clock, 4, 30)
-    resumed.add_losses(learning_rate=0.0, grad_norm=0.0)
-    resumed.close()
-    assert (state.seconds, resumed.rate) == (10, 15)
-    assert state.log[-1]["tokens_per_second"] == 30 / 4 and state.log[-1]["seconds_left"] == 10 / 3
-
-
 def test_trackers_get_the_lines(run, tmp_path):
     """TensorBoard's below `runs`, in a folder of each start, grouped by what they are of."""
     training = run(report_to="tensorboard", updates=3)
