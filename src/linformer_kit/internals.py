@@ -68,6 +68,11 @@ def implementations(config: PreTrainedConfig) -> dict[str, Any]:
     return {name: getattr(config, f"_{name}", None) for name in names}
 
 
+def shift_labels_of(model_class: type[PreTrainedModel]) -> None:
+    """Make transformers' Trainer shift labels, which it does with label smoothing for classes that it knows by name."""
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_class.__name__] = model_class.__name__
+
+
 def tied_weights(model: PreTrainedModel) -> set[str]:
     """Names of the weights of a model that are those of another name."""
     return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import InputError, input_errors
+from linformer_kit.internals import tied_weights
 from linformer_kit.interop.loading import renamed_weights
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
@@ -76,9 +77,9 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
             raise InputError(f"{expected}: got NaN or infinite numbers in {name}")
     with input_errors(str(path)):
         model = model_class(LinformerConfig(**fields))
-    tied = model.state_dict() if model.config.tie_word_embeddings else {}
+    new = model.state_dict()
     with input_errors(expected):
-        model.load_state_dict({name: tied[name] for name in model._tied_weights_keys or () if name in tied} | renamed)
+        model.load_state_dict({name: new[name] for name in tied_weights(model) & new.keys()} | renamed)
     if left_out:
         names = sorted({name.rpartition(".")[0] for name in left_out})
         logger.warning("%s: not in the result: %s", path, ", ".join(names))
