@@ -47,7 +47,6 @@ FIELDS_BESIDE = frozenset(
     )
 )
 # Classes whose labels transformers' Trainer shifts, by name.
-CAUSAL_MODELS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _CONFIGURED_WINDOW = "create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask"
 
 
@@ -68,6 +67,11 @@ def implementations(config: PreTrainedConfig) -> dict[str, Any]:
     """What a configuration asks for as attention and as experts, by the name of the option of `from_pretrained`."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}
+
+
+def shift_labels_of(model_class: type[PreTrainedModel]) -> None:
+    """Make transformers' Trainer shift labels, which it does with label smoothing for classes that it knows by name."""
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_class.__name__] = model_class.__name__
 
 
 def tied_weights(model: PreTrainedModel) -> set[str]:

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_input
 from linformer_cli.settings import IGNORED_LABEL, ResizeMode
-from linformer_kit.internals import CAUSAL_MODELS
+from linformer_kit.internals import shift_labels_of
 from linformer_kit.models.cache import CACHE, LinformerCache, check_is_ours, given_cache
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerLanguageModel, check_labels_of_tokens
@@ -34,7 +34,7 @@ class LinformerForCausalLM(LinformerLanguageModel, GenerationMixin):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _shift_labels_of(cls)
+        shift_labels_of(cls)
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -158,9 +158,4 @@ def _check_generation(settings: GenerationConfig, assistant: Any) -> None:
     check_input(kind in (None, "dynamic"), "cache_implementation", expected, kind)
 
 
-def _shift_labels_of(model_class: type[LinformerForCausalLM]) -> None:
-    """Make transformers' Trainer shift labels, which it does with label smoothing for classes that it knows by name."""
-    CAUSAL_MODELS[model_class.__name__] = model_class.__name__
-
-
-_shift_labels_of(LinformerForCausalLM)
+shift_labels_of(LinformerForCausalLM)

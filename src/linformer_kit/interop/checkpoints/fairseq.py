@@ -77,9 +77,9 @@ def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrained
             raise InputError(f"{expected}: got NaN or infinite numbers in {name}")
     with input_errors(str(path)):
         model = model_class(LinformerConfig(**fields))
-    tied, weights = tied_weights(model), model.state_dict()
+    new = model.state_dict()
     with input_errors(expected):
-        model.load_state_dict({name: weights[name] for name in tied & weights.keys()} | renamed)
+        model.load_state_dict({name: new[name] for name in tied_weights(model) & new.keys()} | renamed)
     if left_out:
         names = sorted({name.rpartition(".")[0] for name in left_out})
         logger.warning("%s: not in the result: %s", path, ", ".join(names))
