@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def processor(monkeypatch):
 
     def give(bf16):
         onednn = frozenset({torch.float32, torch.bfloat16})
-        here = Processor.here()._replace(capabilities={"avx512_f": True, "avx512_bf16": bf16}, onednn=onednn)
+        here = replace(Processor.here(), capabilities={"avx512_f": True, "avx512_bf16": bf16}, onednn=onednn)
         monkeypatch.setattr(Processor, "here", staticmethod(lambda: here))
 
     return give
