@@ -67,9 +67,14 @@ class Example:
     multi_label: bool  # whether it may have any number of classes
 
     @property
-    def joined(self) -> str:
+    def texts(self) -> tuple[str, ...]:
         """The text, or both texts of a pair."""
-        return self.text if self.text_pair is None else f"{self.text}\0{self.text_pair}"
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+
+    @property
+    def joined(self) -> str:
+        """The same as one string."""
+        return "\0".join(self.texts)
 
 
 @dataclass(frozen=True)
@@ -382,10 +387,6 @@ def _read(settings: LabelledSettings, columns: Columns, side: str, *, optional: 
     examples = as_examples(rows, columns, skip_unlabelled=settings.skip_unlabelled)
     if not examples:
         raise InputError(f"{place}: expected texts, got none")
-    if empty := [
-        each.source
-        for each in examples
-        if any(part is not None and not part.strip() for part in (each.text, each.text_pair))
-    ]:
+    if empty := [each.source for each in examples if not all(map(str.strip, each.texts))]:
         logger.warning(f"{side}: {len(empty):,} of {len(examples):,} texts are empty; the first: {empty[0]}")
     return examples

@@ -83,7 +83,7 @@ def _words_alone(
         train, validation = ([train[index] for index in part] for part in parts)
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
     try:
-        words.fit(text for each in train for text in _parts(each))
+        words.fit(text for each in train for text in each.texts)
     except ValueError:  # no two texts have a word in common
         return None
     learnt, chosen = (labels.targets(side, column=columns.label) for side in (train, validation))
@@ -108,11 +108,6 @@ def _right(answers: Targets, targets: Targets) -> np.ndarray:
     return (answers == targets).reshape(len(targets), -1).all(axis=1).astype(np.float64)
 
 
-def _parts(example: Example) -> list[str]:
-    """The text, or the two texts of a pair."""
-    return [example.text] if example.text_pair is None else [example.text, example.text_pair]
-
-
 def _features(words: TfidfVectorizer, examples: Sequence[Example]) -> spmatrix:
     """A row for each example; of pairs, the words of the second text have columns of their own."""
-    return hstack([words.transform(texts) for texts in zip(*map(_parts, examples), strict=True)]).tocsr()
+    return hstack([words.transform(texts) for texts in zip(*(each.texts for each in examples), strict=True)]).tocsr()

@@ -109,7 +109,7 @@ class Output:
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, texts: Texts) -> None:
-        self._settings, self._texts, self._goes_on = settings, texts, settings.resume
+        self._settings, self._texts = settings, texts
         if settings.out is None:
             return
         self._output = Path(settings.out)
@@ -118,7 +118,7 @@ class Output:
         for written in filter(Path.exists, self._files):
             if any(map(written.samefile, texts.paths)):
                 raise InputError(f"out: expected another file than that of the texts, got {written}")
-        check_new_files(self._files, goes_on=self._goes_on)
+        check_new_files(self._files, goes_on=settings.resume)
 
     def write(
         self,
@@ -155,8 +155,8 @@ class Output:
         self._identity["files"] = [[path.name, file_fingerprint(path)] for path in self._texts.paths]
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{self._output}{LOCK}"), "out"), stop_requests() as signals:
-            check_new_files(self._files, goes_on=self._goes_on)  # nothing was written meanwhile
-            progress = self._recorded() if self._goes_on else progress
+            check_new_files(self._files, goes_on=self._settings.resume)  # nothing was written meanwhile
+            progress = self._recorded() if self._settings.resume else progress
             left = self._texts.characters - sum(map(size, itertools.islice(texts, progress.texts)))
 
             def stop_if_asked() -> None:
@@ -165,7 +165,7 @@ class Output:
                     raise Stopped(f"{said}; --resume goes on from text {progress.texts + 1:,}", signal=signals[0])
 
             # x: where a file system has no locks, one of the processes that start at once creates it.
-            with self._part.open("r+b" if self._goes_on and self._part.exists() else "xb") as file:
+            with self._part.open("r+b" if self._settings.resume and self._part.exists() else "xb") as file:
                 file.truncate(progress.bytes)
                 file.seek(progress.bytes)
                 if not progress.bytes:
