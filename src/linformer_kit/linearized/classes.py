@@ -202,7 +202,13 @@ def attach(model: PreTrainedModel) -> None:
 @functools.cache
 def linear_config_class(base: Any) -> Any:
     """The linearised class of a configuration class; it and its models are registered with the Auto classes."""
-    namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
+    namespace: dict[str, Any] = {
+        "model_type": MODEL_TYPE,
+        "__module__": __name__,
+        "__doc__": f"`{base.__name__}` with E and F.",
+    }
+    if not pools_by_itself(base):
+        namespace[POOLING] = None
     linear: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
     linear = strict(linear)  # as for transformers' own classes; it collects the validators, which are not inherited
     for auto_class, model_class in model_classes(base):
@@ -241,7 +247,7 @@ def _pooled_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(base_forward)
     @can_return_tuple
     def forward(self: LinearizedModel, **named: Any) -> Any:
-        how = getattr(self.config, POOLING, None)
+        how = self.config.classifier_pooling
         if how is None:
             return base_forward(self, **named)
         check_choice(POOLING, how, get_args(ClassifierPooling))

@@ -243,7 +243,7 @@ def load_encoder(
     return loaded
 
 
-def _pooling(config: PreTrainedConfig, source: str) -> dict[str, str]:
+def _pooling(config: PreTrainedConfig, source: str) -> dict[str, Any]:
     """The field for a new head that pools as sentence-transformers does, else the mean; none if models have no such.
 
     A model whose family has the field keeps its value where sentence-transformers says nothing.

@@ -58,7 +58,8 @@ def start_at_regression(run: Run, task: Task, *, balanced: bool) -> None:
     Nothing is set, and the log says so, without finite vectors and texts of two classes.
 
     Args:
-        run: Measures the vectors, in its batches and precision; the metric of its plan selects the regression.
+        run: Measures the vectors, in its batches and precision; the metric of its plan selects the regression,
+            and of equals the lower loss.
         task: Labelled items, `metrics`, and a `measure` of logits and labels.
         balanced: Whether texts are weighted by the inverse of the number of texts of their class.
     """
@@ -77,7 +78,7 @@ def start_at_regression(run: Run, task: Task, *, balanced: bool) -> None:
         measured = [(fit, task.metrics(_logits(run, fit, held_out), held_out_targets)) for fit in fits]
         metric = str(run.plan.metric)
         sign = -1 if metric == "loss" else 1
-        found[0] = max(measured, key=lambda each: sign * each[1][metric])
+        found[0] = max(measured, key=lambda each: (sign * each[1][metric], -each[1]["loss"]))
     broadcast_object_list(found)
     if found[0] is None:
         logger.warning("the head starts at random: a regression needs finite vectors, and texts that differ in class")
@@ -128,7 +129,7 @@ def regressions(
                 model.set_params(C=strength).fit(scaled, column)
             coefficients, intercepts = model.coef_, model.intercept_
             if targets.ndim == 2:
-                seen = [number]
+                seen = np.array([number])
             elif len(seen) == 2:  # the regression is of the second class
                 coefficients, intercepts = (np.concatenate([-each, each]) / 2 for each in (coefficients, intercepts))
             weight[seen], bias[seen] = coefficients, intercepts
