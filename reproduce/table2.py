@@ -182,6 +182,7 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         text_column=TASKS[task].text_column,
         text_pair_column=TASKS[task].text_pair_column,
         **{name: getattr(settings, name) for name in _OF_TRAININGS},
+        head_start="random",
         report_to="none",
     )
 

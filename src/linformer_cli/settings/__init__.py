@@ -47,6 +47,7 @@ from linformer_cli.settings.files import is_local_path, model_label, names_only,
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
     BiasOrder,
+    ClassifierPooling,
     LinearInitializer,
     LinearizeSettings,
     ModelSettings,
@@ -200,6 +201,9 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     projection_learning_rate_factor: Training[Amount] = 0.1
     num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
     max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
+    # Where a new head starts: at a logistic regression on the encoder's vectors, pooled as its folder says, else their
+    # mean (`regression`), or at random, in the form that its family has (`random`).
+    head_start: Training[Literal["regression", "random"]] = "regression"
     # Weights of classes in the loss: `balanced`: by the inverse of their numbers of training texts; default: all equal.
     class_weights: Training[Literal["balanced"] | None] = None
     warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
@@ -321,7 +325,7 @@ class AdaptersSettings:
     card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
 
 
-@command("export", CONVERT, "export.command", "my-classifier served --format openvino")
+@command("export", CONVERT, "export.command", "my-classifier served --format openvino", extra="export")
 class ExportSettings:
     """Export a model to ONNX or OpenVINO, and check it against PyTorch."""
 

@@ -23,6 +23,7 @@ ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
 ProjectionInitializer = Literal["pooling", "mean_pooling", "shifted_pooling", "normal"]
+ClassifierPooling = Literal["cls", "mean"]
 Dims = int | list[int] | list[list[int]]  # k of all layers, of each layer, or of each head of each layer
 
 IGNORED_LABEL = -100  # a position without a target, in data and models; torch's losses ignore it
@@ -99,6 +100,9 @@ class ModelSettings(SlotSettings):
     attention_probs_dropout_prob: OfFiles[BelowOne] = 0.1  # Dropout on the attention probabilities.
     # Dropout in classification heads; default: hidden_dropout_prob.
     classifier_dropout: OfFiles[BelowOne | None] = None
+    # Vector that a classifier of texts maps to classes by one linear layer: that of the first token (`cls`) or the mean
+    # of all (`mean`); default: a dense layer on the first token comes before it, as in RoBERTa.
+    classifier_pooling: OfFiles[ClassifierPooling | None] = None
     type_vocab_size: OfFiles[CountOrZero] = 0  # Number of token types; 0: no token types.
     position_offset: OfFiles[CountOrZero] = 0  # Unused rows at the start of the position table (RoBERTa: 2).
     initializer_range: OfFiles[Positive] = 0.02  # Standard deviation of initial embeddings and linear layers.
