@@ -144,7 +144,7 @@ def trained(command: str) -> Numbers:
                 rows = "".join(f"{text},{n % 2}\n" for n, text in enumerate(words))
                 (folder / "texts.csv").write_text("text,label\n" + rows)
                 arguments = [f"--model={teacher}", f"--train_file={folder / 'texts.csv'}", f"--output_dir={output}"]
-                options |= {"seed": 3}
+                options |= {"seed": 3, "head_start": "random"}
                 del options["save_steps"]  # checkpoints are at evaluations
             else:
                 (folder / "texts" / "words.txt").write_text("\n\n".join(words))
