@@ -36,14 +36,22 @@ SECONDS = 60.0  # for all timed updates of one way
 class Settings(CostSettings):
     """Measure time and memory of causal models."""
 
-    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 2048, 8192])  # n of the trained sequences.
-    batch_tokens: Measurement[Count] = 8192  # Tokens of an update.
-    generated: Measurement[Count] = 8192  # Tokens to continue a text by.
-    step: Measurement[Count] = 1024  # Tokens between two measurements.
-    window: Encoder[Count] = 16  # Tokens that a slot stands for.
-    seen: Encoder[Count] = 64  # w, tokens that a query sees exactly.
-    layers: Encoder[Count] = 4  # Number of layers.
-    vocab_size: Encoder[Count] = 2048  # Tokens in the vocabulary.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 2048, 8192])
+    """n of the trained sequences."""
+    batch_tokens: Measurement[Count] = 8192
+    """Tokens of an update."""
+    generated: Measurement[Count] = 8192
+    """Tokens to continue a text by."""
+    step: Measurement[Count] = 1024
+    """Tokens between two measurements."""
+    window: Encoder[Count] = 16
+    """Tokens that a slot stands for."""
+    seen: Encoder[Count] = 64
+    """w, tokens that a query sees exactly."""
+    layers: Encoder[Count] = 4
+    """Number of layers."""
+    vocab_size: Encoder[Count] = 2048
+    """Tokens in the vocabulary."""
 
 
 def build(settings: Settings, way: str, n: int) -> LinformerForCausalLM:

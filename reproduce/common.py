@@ -55,16 +55,16 @@ Draw = Callable[[Record], Figure | None]
 class ScriptSettings:
     """Settings of all scripts."""
 
-    # Folder of the results, continued if it has some; default: a new folder in `runs/`.
     output_dir: Output[Folder | None] = None
+    """Folder of the results, continued if it has some; default: a new folder in `runs/`."""
 
 
 @settings
 class CostSettings(ScriptSettings, EncoderCostSettings):
     """Settings of the scripts that measure time and memory of encoders with random weights."""
 
-    # Number of timed runs of each encoder at each length; the encoders alternate.
     repetitions: Measurement[Count] = 5
+    """Number of timed runs of each encoder at each length; the encoders alternate."""
 
 
 class Results:

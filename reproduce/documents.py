@@ -79,24 +79,28 @@ WORD, WORDS = re.compile(r"[^\W\d_]{5,}"), 5  # of a passage that are in a query
 class Settings(ScriptSettings):
     """Compare ways to embed long texts."""
 
-    teacher: Measurement[ModelName]  # Folder or hub id of a sentence embedder; its tokenizer measures lengths.
-    # Folders or hub ids of long encoders to compare with it. Their last parts are their names.
+    teacher: Measurement[ModelName]
+    """Folder or hub id of a sentence embedder; its tokenizer measures lengths."""
     models: Measurement[list[ModelName]] = field(default_factory=list)
-    # Files, folders or globs of texts, for all tasks but passkey and cost.
+    """Folders or hub ids of long encoders to compare with it. Their last parts are their names."""
     text_file: Measurement[list[File] | None] = None
-    # What is measured; passages need tables with a column `title`.
+    """Files, folders or globs of texts, for all tasks but passkey and cost."""
     tasks: Measurement[list[Task]] = field(default_factory=lambda: list(TASKS)[:-1])
-    # Values of n in tokens, special ones included; passkeys also at half of the least.
+    """What is measured; passages need tables with a column `title`."""
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    # Number of texts that are searched, each longer than the teacher's longest input.
+    """Values of n in tokens, special ones included; passkeys also at half of the least."""
     articles: Measurement[int] = 2000
-    # Number of texts of at least the largest n from which queries are drawn, or the most passages.
+    """Number of texts that are searched, each longer than the teacher's longest input."""
     queries: Measurement[int] = 200
-    passage: Measurement[Count] = 128  # Tokens of a passage.
-    candidates: Measurement[int] = 50  # Number of documents with a passkey, at each n.
-    # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
+    """Number of texts of at least the largest n from which queries are drawn, or the most passages."""
+    passage: Measurement[Count] = 128
+    """Tokens of a passage."""
+    candidates: Measurement[int] = 50
+    """Number of documents with a passkey, at each n."""
     precision: Measurement[Precision] = "mixed"
-    batch_size: Measurement[Count] = 8  # Texts or pieces in a forward pass.
+    """All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it."""
+    batch_size: Measurement[Count] = 8
+    """Texts or pieces in a forward pass."""
 
 
 def build_method(name: str, settings: Settings) -> Method:

@@ -36,15 +36,18 @@ Precision = Literal["float32", "mixed", "bfloat16"]
 class Settings(ScriptSettings):
     """Compare the embeddings of encoders."""
 
-    # Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their names.
     models: Measurement[list[ModelName]]
-    text_file: Measurement[list[File]]  # Files, folders or globs of long texts.
-    samples: Measurement[int] = 200  # Number of texts, drawn at random.
-    # Lengths in tokens to which the texts are truncated.
+    """Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their names."""
+    text_file: Measurement[list[File]]
+    """Files, folders or globs of long texts."""
+    samples: Measurement[int] = 200
+    """Number of texts, drawn at random."""
     cosine_lengths: Measurement[Counts] = field(default_factory=lambda: [32, 128, 256, 512])
-    # All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
+    """Lengths in tokens to which the texts are truncated."""
     precision: Measurement[Precision] = "mixed"
-    batch_size: Measurement[Count] = 16  # Texts in a forward pass.
+    """All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it."""
+    batch_size: Measurement[Count] = 16
+    """Texts in a forward pass."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -47,11 +47,14 @@ _WORD = re.compile(r"[^\W_]+")
 class Settings(ScriptSettings):
     """Compare the losses of masked words in whole sequences and in pieces."""
 
-    # Folders of encoders by `linformer pretrain`; each is tested on the text held out from it.
     models: Measurement[list[Folder]]
-    piece: Measurement[Count] = 512  # Tokens in a piece, with its start token.
-    share: Measurement[Share] = 0.15  # Share of words to mask.
-    draws: Measurement[Count] = 4  # Number of masks of each sequence.
+    """Folders of encoders by `linformer pretrain`; each is tested on the text held out from it."""
+    piece: Measurement[Count] = 512
+    """Tokens in a piece, with its start token."""
+    share: Measurement[Share] = 0.15
+    """Share of words to mask."""
+    draws: Measurement[Count] = 4
+    """Number of masks of each sequence."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -52,13 +52,18 @@ FOLDS = 5
 class Settings(ScriptSettings):
     """Compare words and embeddings with few labels."""
 
-    model: Measurement[ModelName]  # Folder or hub id of a sentence encoder.
-    data: Measurement[list[Folder]]  # Folders of labelled texts; their last parts are their names.
-    # Numbers of labelled texts.
+    model: Measurement[ModelName]
+    """Folder or hub id of a sentence encoder."""
+    data: Measurement[list[Folder]]
+    """Folders of labelled texts; their last parts are their names."""
     labels: Measurement[list[Count]] = field(default_factory=lambda: [20, 50, 100, 200, 400, 1200])
-    draws: Measurement[Count] = 20  # Number of draws of labelled texts.
-    n: Measurement[Count] = 2048  # Most tokens that linear attention reads.
-    batch_size: Measurement[Count] = 8  # Texts, or pieces, per forward pass.
+    """Numbers of labelled texts."""
+    draws: Measurement[Count] = 20
+    """Number of draws of labelled texts."""
+    n: Measurement[Count] = 2048
+    """Most tokens that linear attention reads."""
+    batch_size: Measurement[Count] = 8
+    """Texts, or pieces, per forward pass."""
 
 
 Features = Callable[[np.ndarray], Any]  # rows of texts → inputs of a regression

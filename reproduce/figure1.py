@@ -49,13 +49,18 @@ _DIGITS = 6
 class Settings(ScriptSettings):
     """Measure the singular values of attention."""
 
-    models: Measurement[list[ModelName]]  # Folders or hub ids of encoders.
-    # Files of texts; default: the source of the Python standard library.
+    models: Measurement[list[ModelName]]
+    """Folders or hub ids of encoders."""
     text_file: Measurement[list[File] | None] = None
-    seq_len: Measurement[Count | None] = None  # n, tokens per sequence; default: 512, or the model's maximum.
-    samples: Measurement[Count] = 1000  # Number of sequences.
-    untrained: Measurement[bool] = True  # Measure each encoder with random weights too.
-    seed: Measurement[Seed] = 0  # Seed of the random weights.
+    """Files of texts; default: the source of the Python standard library."""
+    seq_len: Measurement[Count | None] = None
+    """n, tokens per sequence; default: 512, or the model's maximum."""
+    samples: Measurement[Count] = 1000
+    """Number of sequences."""
+    untrained: Measurement[bool] = True
+    """Measure each encoder with random weights too."""
+    seed: Measurement[Seed] = 0
+    """Seed of the random weights."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -76,19 +76,26 @@ PANELS: dict[str, list[tuple[str, int]]] = {
 class Settings(ScriptSettings):
     """Pretrain models by k, sharing and length."""
 
-    # Files of text; default: the source of the Python standard library.
     train_file: Training[list[File] | None] = None
-    lines: Training[list[str] | None] = None  # Names of the models to train; default: all.
-    # Values of n; a model is trained at those of its own.
+    """Files of text; default: the source of the Python standard library."""
+    lines: Training[list[str] | None] = None
+    """Names of the models to train; default: all."""
     lengths: Training[list[Count]] = dataclasses.field(default_factory=lambda: [512, 1024, 2048, 4096])
-    # Seeds at n 512 of models that have several, the first elsewhere.
+    """Values of n; a model is trained at those of its own."""
     seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0, 1, 2])
-    max_steps: Training[Count] = 6000  # Updates of each training.
-    warmup_steps: Training[CountOrZero] = 500  # Updates of linear warm-up.
-    start_steps: Training[Count] = 3000  # Updates of the Transformer of n 128 with which all begin.
-    learning_rate: Training[Positive] = 2e-3  # Highest learning rate.
-    hidden_size: Training[Count] = 128  # Width of the encoders.
-    vocab_size: Training[Count] = 8192  # Tokens in the vocabulary.
+    """Seeds at n 512 of models that have several, the first elsewhere."""
+    max_steps: Training[Count] = 6000
+    """Updates of each training."""
+    warmup_steps: Training[CountOrZero] = 500
+    """Updates of linear warm-up."""
+    start_steps: Training[Count] = 3000
+    """Updates of the Transformer of n 128 with which all begin."""
+    learning_rate: Training[Positive] = 2e-3
+    """Highest learning rate."""
+    hidden_size: Training[Count] = 128
+    """Width of the encoders."""
+    vocab_size: Training[Count] = 8192
+    """Tokens in the vocabulary."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -66,21 +66,30 @@ NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "pea
 class Settings(ScriptSettings):
     """Fine-tune on long texts, read in several ways."""
 
-    model: Training[ModelName]  # Folder or hub id of a sentence encoder.
-    data: Training[list[Folder]]  # Folders of labelled texts; their last parts are their names.
-    # Adapter for linear attention, a name, folder or hub id; default: without this way.
+    model: Training[ModelName]
+    """Folder or hub id of a sentence encoder."""
+    data: Training[list[Folder]]
+    """Folders of labelled texts; their last parts are their names."""
     adapter: Training[Folder | None] = None
-    ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))  # Ways of reading a long text.
-    # Layers that keep full attention in `linear with full layers`, from 0.
+    """Adapter for linear attention, a name, folder or hub id; default: without this way."""
+    ways: Training[list[Way]] = field(default_factory=lambda: list(WAYS))
+    """Ways of reading a long text."""
     full_layers: Training[list[Seed]] = field(default_factory=lambda: [1, 2, 5])
-    tasks: Training[list[Task]] = field(default_factory=lambda: list(get_args(Task)))  # What is measured.
-    n: Training[Count] = 2048  # Most tokens of a text.
-    rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])  # Learning rates to choose from.
-    # Seeds of the order of texts.
+    """Layers that keep full attention in `linear with full layers`, from 0."""
+    tasks: Training[list[Task]] = field(default_factory=lambda: list(get_args(Task)))
+    """What is measured."""
+    n: Training[Count] = 2048
+    """Most tokens of a text."""
+    rates: Training[list[Positive]] = field(default_factory=lambda: [1e-4, 3e-4])
+    """Learning rates to choose from."""
     seeds: Training[list[Seed]] = field(default_factory=lambda: [0, 1, 2])
-    epochs: Training[Count] = 4  # Passes over the training texts.
-    batch_size: Training[Count] = 16  # Texts in an update.
-    device: Training[str] = "cpu"  # Device: `cpu` or `cuda`.
+    """Seeds of the order of texts."""
+    epochs: Training[Count] = 4
+    """Passes over the training texts."""
+    batch_size: Training[Count] = 16
+    """Texts in an update."""
+    device: Training[str] = "cpu"
+    """Device: `cpu` or `cuda`."""
 
 
 @dataclass(frozen=True)

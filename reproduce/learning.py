@@ -277,12 +277,16 @@ STUDIES = {
 class Settings(ScriptSettings):
     """Pretrain small encoders: the studies."""
 
-    studies: Training[list[str]]  # Names of the studies.
-    variants: Training[list[str] | None] = None  # Only these variants of the studies; default: all.
-    seeds: Training[list[Seed] | None] = None  # Only these seeds; default: those of each variant.
-    # Files of text; default: the source of the Python standard library.
+    studies: Training[list[str]]
+    """Names of the studies."""
+    variants: Training[list[str] | None] = None
+    """Only these variants of the studies; default: all."""
+    seeds: Training[list[Seed] | None] = None
+    """Only these seeds; default: those of each variant."""
     train_file: Training[list[File] | None] = None
-    hidden_size: Training[Count] = 128  # Width of the encoders.
+    """Files of text; default: the source of the Python standard library."""
+    hidden_size: Training[Count] = 128
+    """Width of the encoders."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -49,21 +49,27 @@ EXACT: tuple[Way, ...] = ("exact_windows", "optimized")  # their outputs are tho
 class Settings(ScriptSettings):
     """Measure encoders of other architectures, linearised or with exact windows."""
 
-    # BERT of MiniLM's sizes (6 layers, 384 wide), ModernBERT base (22 layers, 768 wide), EmbeddingGemma (24, 768 wide).
     architectures: Measurement[list[Architecture]] = field(default_factory=lambda: ["minilm", "modernbert"])
-    # Ways to compute the encoder.
+    """BERT of MiniLM's sizes (6 layers, 384 wide), ModernBERT base (22 layers, 768 wide), EmbeddingGemma (24, 768
+    wide)."""
     ways: Measurement[list[Way]] = field(default_factory=lambda: ["original", "pieces", "linearised"])
-    # A forward pass, and forward and backward as in training (train).
+    """Ways to compute the encoder."""
     modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward", "train"])
-    # Values of n in tokens; multiples of 512.
+    """A forward pass, and forward and backward as in training (train)."""
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    batch_tokens: Measurement[Count] = 65536  # Tokens in a batch, at least one sequence.
-    repetitions: Measurement[Count] = 5  # Number of timed runs of each encoder at each length.
-    seconds: Measurement[Count] = 10  # Time limit for all timed runs of one encoder at one length.
-    memory: Measurement[bool] = True  # Measure memory, in one more run of each.
-    device: Machine[str] = "cpu"  # Device to measure: `cpu` or `cuda`.
-    # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
+    """Values of n in tokens; multiples of 512."""
+    batch_tokens: Measurement[Count] = 65536
+    """Tokens in a batch, at least one sequence."""
+    repetitions: Measurement[Count] = 5
+    """Number of timed runs of each encoder at each length."""
+    seconds: Measurement[Count] = 10
+    """Time limit for all timed runs of one encoder at one length."""
+    memory: Measurement[bool] = True
+    """Measure memory, in one more run of each."""
+    device: Machine[str] = "cpu"
+    """Device to measure: `cpu` or `cuda`."""
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
+    """Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it."""
 
 
 def build(architecture: Architecture, way: Way, n: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

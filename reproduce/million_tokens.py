@@ -38,12 +38,16 @@ SECONDS = 60.0  # for all runs over the short sequence
 class Settings(CostSettings):
     """Measure one pass over a very long sequence."""
 
-    n: Measurement[Length] = 1_048_576  # Number of tokens of the long sequence.
-    # Number of tokens of the short sequence to compare its time per token with.
+    n: Measurement[Length] = 1_048_576
+    """Number of tokens of the long sequence."""
     reference_length: Measurement[Length] = 4096
-    projected_dim: Encoder[Count] = 256  # k, the number of slots.
-    layers: Encoder[Count] = 12  # Number of layers.
-    vocab_size: Encoder[Count] = 50265  # Number of tokens in the vocabulary.
+    """Number of tokens of the short sequence to compare its time per token with."""
+    projected_dim: Encoder[Count] = 256
+    """k, the number of slots."""
+    layers: Encoder[Count] = 12
+    """Number of layers."""
+    vocab_size: Encoder[Count] = 50265
+    """Number of tokens in the vocabulary."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -44,14 +44,18 @@ class Settings(ScriptSettings):
 
     architectures: Measurement[list[Architecture]] = field(default_factory=lambda: ["modernbert", "minilm"])
     ways: Measurement[list[Way]] = field(default_factory=lambda: list(Way.__args__))  # type: ignore[attr-defined]
-    # Number formats; `int8` is of the file of `onnx` only, `bfloat16` not of files of ONNX.
     dtypes: Measurement[list[Literal["float32", "bfloat16", "int8"]]] = field(
         default_factory=lambda: ["float32", "bfloat16", "int8"]
     )
-    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])  # n; 0: a mixed batch.
-    repetitions: Measurement[Count] = 3  # Number of timed runs of a cell, after a first one.
-    seconds: Measurement[Count] = 120  # Time limit for the timed runs of a cell.
-    only: Machine[str | None] = None  # One cell: way/architecture/dtype/n; default: all.
+    """Number formats; `int8` is of the file of `onnx` only, `bfloat16` not of files of ONNX."""
+    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])
+    """n; 0: a mixed batch."""
+    repetitions: Measurement[Count] = 3
+    """Number of timed runs of a cell, after a first one."""
+    seconds: Measurement[Count] = 120
+    """Time limit for the timed runs of a cell."""
+    only: Machine[str | None] = None
+    """One cell: way/architecture/dtype/n; default: all."""
 
 
 class Cell(NamedTuple):

@@ -53,13 +53,14 @@ SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes lo
 class Settings(CostSettings):
     """Time one layer of each kind of encoder at several lengths."""
 
-    # Names of the systems to time (an unknown name lists them all).
     systems: Measurement[list[str]] = field(default_factory=lambda: list(SYSTEMS))
-    # Values of n in tokens.
+    """Names of the systems to time (an unknown name lists them all)."""
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    # Values of k of the Linformers; all pairs with k < n are measured.
+    """Values of n in tokens."""
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [256])
-    tokens: Measurement[Count] = 4096  # Number of tokens per batch, at least one sequence.
+    """Values of k of the Linformers; all pairs with k < n are measured."""
+    tokens: Measurement[Count] = 4096
+    """Number of tokens per batch, at least one sequence."""
 
 
 def measure(settings: Settings, results: Results) -> None:

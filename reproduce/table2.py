@@ -93,22 +93,28 @@ Chosen = dict[str, dict[str, list[Record]]]  # trainings by model and task
 class Settings(ScriptSettings):
     """Fine-tune encoders on sentences and compare their accuracy."""
 
-    # Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
     models: Training[list[ModelName]]
-    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: list(TASKS))  # Tasks to train on.
-    seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0])  # Seeds of each model on each task.
-    # Learning rates to try with the first seed.
+    """Folders or hub ids of encoders; all are compared with the first. Their last parts are their names."""
+    tasks: Training[list[TaskName]] = dataclasses.field(default_factory=lambda: list(TASKS))
+    """Tasks to train on."""
+    seeds: Training[list[Seed]] = dataclasses.field(default_factory=lambda: [0])
+    """Seeds of each model on each task."""
     learning_rates: Training[list[Positive]] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
-    # Learning rates of E and F, or of W_P, as multiples of the learning rate, to try like these, for models that have
-    # such matrices.
+    """Learning rates to try with the first seed."""
     projection_learning_rate_factors: Training[list[Amount]] = dataclasses.field(default_factory=lambda: [0.1])
-    # Number of training texts, and of validation texts, with which rates are compared, for tasks that have more. Fewer
-    # updates may favour higher rates; default: all.
+    """Learning rates of E and F, or of W_P, as multiples of the learning rate, to try like these, for models that have
+    such matrices."""
     tuning_samples: Training[Count | None] = None
-    max_train_samples: Training[Count | None] = None  # Maximum number of training texts; default: all.
-    max_eval_samples: Training[Count | None] = None  # Maximum number of validation texts; default: all.
-    num_train_epochs: Training[Positive] = 1.0  # Passes over the training texts.
-    per_device_train_batch_size: Training[Count] = 32  # Texts in an update.
+    """Number of training texts, and of validation texts, with which rates are compared, for tasks that have more. Fewer
+    updates may favour higher rates; default: all."""
+    max_train_samples: Training[Count | None] = None
+    """Maximum number of training texts; default: all."""
+    max_eval_samples: Training[Count | None] = None
+    """Maximum number of validation texts; default: all."""
+    num_train_epochs: Training[Positive] = 1.0
+    """Passes over the training texts."""
+    per_device_train_batch_size: Training[Count] = 32
+    """Texts in an update."""
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -182,6 +188,7 @@ def _finetune_settings(settings: Settings, model: str, task: TaskName) -> Finetu
         text_column=TASKS[task].text_column,
         text_pair_column=TASKS[task].text_pair_column,
         **{name: getattr(settings, name) for name in _OF_TRAININGS},
+        head_start="random",
         report_to="none",
     )
 

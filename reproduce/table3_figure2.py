@@ -97,22 +97,23 @@ SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
 class Settings(CostSettings):
     """Measure time and memory of Linformers and of Transformers of equal size."""
 
-    # A forward pass, and forward and backward as in training (train).
     modes: Measurement[list[Mode]] = field(default_factory=lambda: ["forward"])
-    # Values of n in tokens.
+    """A forward pass, and forward and backward as in training (train)."""
     lengths: Measurement[Counts] = field(default_factory=lambda: [2**power for power in range(9, 17)])
-    # Values of k; all pairs with k < n are measured.
+    """Values of n in tokens."""
     projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
-    # Transformers to compare with.
+    """Values of k; all pairs with k < n are measured."""
     baselines: Measurement[list[Baseline]] = field(default_factory=lambda: list(BASELINES))
-    # Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs in
-    # 16 GiB.
+    """Transformers to compare with."""
     memory: Measurement[bool] = True
-    # Operation by operation (no), and with these modes of torch.compile.
+    """Measure memory too: on a CPU, on Linux only, in a process of its own; on a GPU also the largest batch that runs
+    in 16 GiB."""
     compile: Measurement[list[Compiled]] = field(default_factory=lambda: ["no"])
-    compiled_dims: Measurement[Counts | None] = None  # Values of k of the compiled Linformers; default: all.
-    # Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU.
+    """Operation by operation (no), and with these modes of torch.compile."""
+    compiled_dims: Measurement[Counts | None] = None
+    """Values of k of the compiled Linformers; default: all."""
     batch_tokens: Measurement[Count | None] = None
+    """Tokens in a timed batch; default: 4,096 on a CPU, 65,536 on a GPU."""
 
 
 def measure(settings: Settings, results: Results) -> None:

@@ -53,22 +53,25 @@ Bound = Annotated[float, Field(ge=0.01, lt=1)]
 class Settings(ScriptSettings):
     """Measure what the theorems promise."""
 
-    # Folder or hub id of an encoder with full attention; default: random attention alone.
     model: Measurement[ModelName | None] = None
-    # Files of its texts; default: the source of the Python standard library.
+    """Folder or hub id of an encoder with full attention; default: random attention alone."""
     text_file: Measurement[list[File] | None] = None
-    # Its layers, counted from 0; default: the first, the middle and the last.
+    """Files of its texts; default: the source of the Python standard library."""
     layers: Measurement[list[CountOrZero] | None] = None
-    samples: Measurement[Count] = 4  # Number of its sequences to measure.
-    # Values of n for random attention.
+    """Its layers, counted from 0; default: the first, the middle and the last."""
+    samples: Measurement[Count] = 4
+    """Number of its sequences to measure."""
     lengths: Measurement[list[Size]] = dataclasses.field(default_factory=lambda: [128, 512, 2048])
-    head_dim: Measurement[Size] = 64  # d of random attention.
-    # Values of ε, the relative error bound of the theorems.
+    """Values of n for random attention."""
+    head_dim: Measurement[Size] = 64
+    """d of random attention."""
     epsilons: Measurement[list[Bound]] = dataclasses.field(default_factory=lambda: [0.1, 0.25, 0.5])
-    # Number of random matrices R for each random attention matrix; a quarter as many for the attention of the model,
-    # and for k > n.
+    """Values of ε, the relative error bound of the theorems."""
     draws: Measurement[Count] = 20
-    seed: Measurement[Seed] = 0  # Seed of all random numbers.
+    """Number of random matrices R for each random attention matrix; a quarter as many for the attention of the model,
+    and for k > n."""
+    seed: Measurement[Seed] = 0
+    """Seed of all random numbers."""
 
 
 def theorem1_dim(n: int, epsilon: float) -> int:

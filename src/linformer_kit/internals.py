@@ -1,6 +1,6 @@
-"""Names of transformers that are not public, or in modules that may change: all that this package uses.
+"""Names of transformers, and of torch's exporter, that are not public or may change: all that this package uses.
 
-Tested with transformers 5.23. A new transformers is checked here.
+Tested with transformers 5.23 and torch 2.13. A new one is checked here; what `operator` needs is in its `conditions`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -67,6 +68,14 @@ def implementations(config: PreTrainedConfig) -> dict[str, Any]:
     """What a configuration asks for as attention and as experts, by the name of the option of `from_pretrained`."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}
+
+
+def without_length_guards() -> AbstractContextManager[None]:
+    """Exports have no guards on lengths inside, as those of `torch.onnx.export`: short texts have the same program."""
+    from torch.fx.experimental import _config  # a tenth of a second
+
+    config: Any = _config
+    return config.patch(backed_size_oblivious=True)
 
 
 def shift_labels_of(model_class: type[PreTrainedModel]) -> None:

@@ -33,7 +33,8 @@ def test_help_of_a_command(name, capsys):
     command, text = COMMANDS[name], help_of(name, capsys=capsys)
     usage, empty = text.splitlines()[:2]
     assert usage.startswith(f"usage: linformer {name} ") and usage.endswith("[options]") and empty == ""
-    assert all(len(each.sentence) > 9 for each in settings_of(command.settings))
+    for each in settings_of(command.settings):  # a default stands once: in the sentence, or behind it
+        assert len(each.sentence) > 9 and not (each.default and "default:" in each.sentence.lower()), each.name
     for positional in (each.name for each in settings_of(command.settings) if each.group == "Arguments"):
         assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
     settings = [f"--{each.name}" for each in settings_of(command.settings) if each.group in TITLES[1:]]
@@ -42,7 +43,6 @@ def test_help_of_a_command(name, capsys):
     for option in settings + general:
         told = entry(text, option)
         assert re.search(r" [^ ]*[\w)`]\.(?: \[(?:default|recipe): [^]]*[^].]\])?$", told), told
-        assert "default:" not in told.replace("[default: ", "").lower(), told
     assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|Literal|MISSING|SUPPRESS|site-packages", text)
     headings = [each for each in _HEADING.findall(text) if each not in ("General", "Example")]
     assert headings and headings == [title for title in TITLES if title in headings]

@@ -12,6 +12,7 @@ import pytest
 from safetensors import SafetensorError
 
 from linformer_cli.errors import InputError, machine_failure
+from linformer_cli.outputs import check_new_folder
 from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_file, whole_folder, write_whole
 
@@ -106,3 +107,9 @@ def test_a_file_is_rejected(output_dir, tmp_path, monkeypatch):
         check_output_dir(output_dir, resume=False)
     with pytest.raises(InputError, match=message):
         open_output_dir(output_dir, command="bench")
+
+
+def test_a_folder_that_holds_only_a_lock_is_new(tmp_path):
+    """Of a process that was killed before it wrote anything else."""
+    (tmp_path / ".lock").touch()
+    assert check_new_folder("folder", str(tmp_path)) == tmp_path

@@ -41,8 +41,10 @@ def test_values_out_of_range(command, name, value, expected):
 
 @declared
 class _Compared(PretrainSettings):
-    models: Texts[list[ModelName]]  # Folders or hub ids.
-    texts: Texts[list[Folder]]  # Folders.
+    models: Texts[list[ModelName]]
+    """Folders or hub ids."""
+    texts: Texts[list[Folder]]
+    """Folders."""
 
 
 def test_results_record_no_path_of_this_machine(tmp_path):

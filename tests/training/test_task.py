@@ -168,6 +168,18 @@ def test_balanced_weights_of_classes():
     assert balanced_weights(np.array([1, 0, 4]), several).tolist() == [3.0, 3.0, 0.25]
 
 
+def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
+    """As one without them; of them alone, nothing."""
+    logits = torch.randn(3, 2, requires_grad=True)
+    for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])):
+        filled = labels.clone()
+        filled[2] = -100
+        without = classification_loss(logits[:2], labels[:2], 3)
+        torch.testing.assert_close(classification_loss(logits, filled, 3), without)
+        alone = classification_loss(logits[2:], filled[2:], 4)
+        assert alone.item() == 0 and not torch.autograd.grad(alone, logits)[0].any()
+
+
 @pytest.mark.parametrize("count", [5, 100, 800, 5000])
 def test_batches_are_others_in_each_epoch_and_with_each_seed(count):
     """Of similar lengths, in no order of lengths; the longest text in the first one, a smaller batch at the end."""

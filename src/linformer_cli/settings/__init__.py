@@ -1,4 +1,4 @@
-"""Settings of the commands, each with its type, limits, group in `--help`, default and sentence (see `declare`).
+"""Settings of the commands, each with its type, limits, group in `--help`, default and docstring (see `declare`).
 
 Imports no torch or transformers, so that `linformer --help` starts fast. Settings without a default come from the
 recipe.
@@ -47,6 +47,7 @@ from linformer_cli.settings.files import is_local_path, model_label, names_only,
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
     BiasOrder,
+    ClassifierPooling,
     LinearInitializer,
     LinearizeSettings,
     ModelSettings,
@@ -64,150 +65,209 @@ USE, TRAIN, CONVERT, MEASURE = TOPICS = ("Use a model", "Train", "Convert", "Mea
 class PairSettings:
     """Columns of texts or of pairs of texts."""
 
-    text_column: Texts[str | None] = None  # Column of the text; default: that of the fine-tuning, or `text`.
-    text_pair_column: Texts[str | None] = None  # Column of second texts; default: that of the fine-tuning.
+    text_column: Texts[str | None] = None
+    """Column of the text; default: that of the fine-tuning, or `text`."""
+    text_pair_column: Texts[str | None] = None
+    """Column of second texts; default: that of the fine-tuning."""
 
 
 @settings
 class LabelledSettings(PairSettings):
     """Labelled texts of files, or of a data set of the hub."""
 
-    dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of files.
-    dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
-    # Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`.
+    dataset_name: Texts[str | None] = None
+    """Data set on the Hugging Face hub, instead of files."""
+    dataset_config_name: Texts[str | None] = None
+    """Configuration of that data set."""
     label_column: Texts[str | None] = None
-    skip_unlabelled: Texts[bool] = False  # Leave out rows without a class, which are errors otherwise.
-    validation_file: Texts[list[File] | None] = None  # Validation files, folders or globs (.csv .tsv .jsonl .parquet).
+    """Column of the class, or of a list of classes (multi-label); default: that of the fine-tuning, or `label`."""
+    skip_unlabelled: Texts[bool] = False
+    """Leave out rows without a class, which are errors otherwise."""
+    validation_file: Texts[list[File] | None] = None
+    """Validation files, folders or globs (.csv .tsv .jsonl .parquet)."""
 
 
 @settings
 class CachedTextSettings:
     """Documents of a training, which are read once; a part of them is held out for validation."""
 
-    # Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library.
     train_file: Texts[list[File] | None] = None
-    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
-    validation_fraction: Texts[Share] = 0.05  # Share of the training texts held out for validation.
-    text_column: Texts[str] = "text"  # Text column of .jsonl, .csv, .tsv and .parquet files.
-    document: Texts[Document] = "file"  # What a document of .txt files is: the whole file, or a line.
+    """Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: Python's standard library."""
+    validation_file: Texts[list[File] | None] = None
+    """Files or folders; default: a part of the training texts."""
+    validation_fraction: Texts[Share] = 0.05
+    """Share of the training texts held out for validation."""
+    text_column: Texts[str] = "text"
+    """Text column of .jsonl, .csv, .tsv and .parquet files."""
+    document: Texts[Document] = "file"
+    """What a document of .txt files is: the whole file, or a line."""
 
 
 @settings
 class CorpusSettings(CachedTextSettings):
     """Documents for training and validation, of files or of the hub."""
 
-    dataset_name: Texts[str | None] = None  # Data set on the Hugging Face hub, instead of train_file.
-    dataset_config_name: Texts[str | None] = None  # Configuration of that data set.
-    split_seed: Texts[Seed | None] = None  # Seed of the validation split; default: seed.
+    dataset_name: Texts[str | None] = None
+    """Data set on the Hugging Face hub, instead of train_file."""
+    dataset_config_name: Texts[str | None] = None
+    """Configuration of that data set."""
+    split_seed: Texts[Seed | None] = None
+    """Seed of the validation split; default: seed."""
 
 
 @settings
 class ResumeSettings:
     """What happens to the output of an earlier run."""
 
-    resume: Output[bool] = False  # Continue an interrupted run from what it saved; start one if there is none.
+    resume: Output[bool] = False
+    """Continue an interrupted run from what it saved; start one if there is none."""
 
 
 @settings
 class DeviceSettings:
     """Where a model runs."""
 
-    device: Machine[str | None] = None  # Such as `cpu`, `cuda` or `cuda:1`; default: the accelerator if there is one.
+    device: Machine[str | None] = None
+    """Such as `cpu`, `cuda` or `cuda:1`; default: the accelerator if there is one."""
 
 
 @settings
 class WeightSettings(DeviceSettings):
     """Where a model runs, with weights of which data type."""
 
-    dtype: Machine[Precision] = "auto"  # Data type of weights; `auto`: as saved; `bfloat16`: faster, less exact.
+    dtype: Machine[Precision] = "auto"
+    """Data type of weights; `auto`: as saved; `bfloat16`: faster, less exact."""
 
 
 @settings
 class TrainingSettings(ResumeSettings, DeviceSettings):
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
 
-    output_dir: Output[Folder | None] = None  # Folder of model, checkpoints and results; default: one in `runs/`.
-    per_device_train_batch_size: Training[Count]  # Sequences per device and forward pass, also in evaluation.
-    seed: Training[Seed] = 0  # Seed of all random numbers.
-    gradient_accumulation_steps: Training[Count] = 1  # Forward passes per update.
-    learning_rate: Training[Amount]  # Highest learning rate, reached at the end of the warm-up.
-    weight_decay: Training[Amount] = 0.01  # AdamW's weight decay; not applied to biases and LayerNorms.
-    adam_beta1: Training[BelowOne] = 0.9  # AdamW's decay of the first moment.
-    adam_beta2: Training[BelowOne] = 0.999  # AdamW's decay of the second moment.
-    adam_epsilon: Training[Positive] = 1e-8  # AdamW's epsilon.
-    max_grad_norm: Training[Amount] = 1.0  # Clip the gradient norm to this value; 0: no clipping.
-    save_total_limit: Evaluation[Count | None] = 2  # Maximum number of checkpoints to keep; older ones are removed.
-    logging_steps: Evaluation[Count] = 10  # Updates between log lines.
-    # Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
-    # instructions for it.
+    output_dir: Output[Folder | None] = None
+    """Folder of model, checkpoints and results; default: one in `runs/`."""
+    per_device_train_batch_size: Training[Count]
+    """Sequences per device and forward pass, also in evaluation."""
+    seed: Training[Seed] = 0
+    """Seed of all random numbers."""
+    gradient_accumulation_steps: Training[Count] = 1
+    """Forward passes per update."""
+    learning_rate: Training[Amount]
+    """Highest learning rate, reached at the end of the warm-up."""
+    weight_decay: Training[Amount] = 0.01
+    """AdamW's weight decay; not applied to biases and LayerNorms."""
+    adam_beta1: Training[BelowOne] = 0.9
+    """AdamW's decay of the first moment."""
+    adam_beta2: Training[BelowOne] = 0.999
+    """AdamW's decay of the second moment."""
+    adam_epsilon: Training[Positive] = 1e-8
+    """AdamW's epsilon."""
+    max_grad_norm: Training[Amount] = 1.0
+    """Clip the gradient norm to this value; 0: no clipping."""
+    save_total_limit: Evaluation[Count | None] = 2
+    """Maximum number of checkpoints to keep; older ones are removed."""
+    logging_steps: Evaluation[Count] = 10
+    """Updates between log lines."""
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
-    torch_compile: Machine[bool] = False  # Compile the model with torch.compile.
-    fully_shard: Machine[bool] = False  # Shard weights, gradients and moments over processes (FSDP2, torchrun).
-    dataloader_num_workers: Machine[Workers] = 0  # Number of worker processes that prepare batches.
-    ddp_timeout: Machine[Timeout] = 1800  # Timeout in seconds of communication between processes.
-    report_to: Evaluation[str] = "tensorboard"  # Trackers, separated by commas: tensorboard, wandb, mlflow, …, or none.
+    """Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
+    instructions for it."""
+    torch_compile: Machine[bool] = False
+    """Compile the model with torch.compile."""
+    fully_shard: Machine[bool] = False
+    """Shard weights, gradients and moments over processes (FSDP2, torchrun)."""
+    dataloader_num_workers: Machine[Workers] = 0
+    """Number of worker processes that prepare batches."""
+    ddp_timeout: Machine[Timeout] = 1800
+    """Timeout in seconds of communication between processes."""
+    report_to: Evaluation[str] = "tensorboard"
+    """Trackers, separated by commas: tensorboard, wandb, mlflow, …, or none."""
 
 
 @settings
 class OneModelTrainingSettings(TrainingSettings):
     """A training of one model, without a teacher."""
 
-    # Learning rate after the warm-up: linear or cosine decay to 0, or constant.
     lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
-    projection_learning_rate_factor: Training[Amount] = 1.0  # Rate of E and F (or W_P), as a multiple of learning_rate.
-    activation_checkpointing: Machine[bool] = False  # Recompute activations in the backward pass, to save memory.
+    """Learning rate after the warm-up: linear or cosine decay to 0, or constant."""
+    projection_learning_rate_factor: Training[Amount] = 1.0
+    """Rate of E and F (or W_P), as a multiple of learning_rate."""
+    activation_checkpointing: Machine[bool] = False
+    """Recompute activations in the backward pass, to save memory."""
 
 
 @settings
 class UpdateSettings(TrainingSettings):
     """A training that is planned in updates."""
 
-    max_steps: Training[Count]  # Number of updates.
-    warmup_steps: Training[CountOrZero]  # Updates of linear warm-up.
-    eval_steps: Evaluation[Count]  # Updates between evaluations.
-    save_steps: Evaluation[Count]  # Updates between checkpoints.
+    max_steps: Training[Count]
+    """Number of updates."""
+    warmup_steps: Training[CountOrZero]
+    """Updates of linear warm-up."""
+    eval_steps: Evaluation[Count]
+    """Updates between evaluations."""
+    save_steps: Evaluation[Count]
+    """Updates between checkpoints."""
 
 
 @command("pretrain", TRAIN, "training.pretrain", "--train_file notes/ corpus.jsonl --output_dir my-model", "tiny")
 class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
     """Pretrain a masked or causal language model on text."""
 
-    given: ClassVar[frozenset[str]] = frozenset()  # names of the settings of the command line and --config files
-    model: ModelSettings  # The architecture: its settings are --model.NAME.
-    # Folder or hub id of a language model of this package to train further, with its architecture and tokenizer
-    # instead of those of the recipe; default: a new model.
+    given: ClassVar[frozenset[str]] = frozenset()
+    """names of the settings of the command line and --config files"""
+    model: ModelSettings
+    """The architecture: its settings are --model.NAME."""
     from_model: Model[ModelName | None] = None
-    tokenizer: Model[ModelName | None] = None  # Its folder or hub id; default: a byte-level BPE trained on the corpus.
-    # Share of tokens to predict: 80 % become <mask>, 10 % random ones; a causal model predicts every token.
+    """Folder or hub id of a language model of this package to train further, with its architecture and tokenizer
+    instead of those of the recipe; default: a new model."""
+    tokenizer: Model[ModelName | None] = None
+    """Its folder or hub id; default: a byte-level BPE trained on the corpus."""
     mlm_probability: Training[Share] = 0.15
-    # Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to eval_steps.
+    """Share of tokens to predict: 80 % become <mask>, 10 % random ones; a causal model predicts every token."""
     load_best_model_at_end: Evaluation[bool] = False
+    """Keep the checkpoint with the lowest validation loss and load it at the end; needs save_steps equal to
+    eval_steps."""
 
 
 @command("finetune", TRAIN, "training.finetune", "my-model --train_file reviews.csv")
 class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Fine-tune an encoder to classify texts (Table 2)."""
 
-    model: Argument[ModelName]  # Folder or hub id of an encoder of this package, or of transformers with a classifier.
-    train_file: Texts[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
-    validation_file: Texts[list[File] | None] = None  # Files or folders; default: a part of the training texts.
-    validation_fraction: Texts[Share] = 0.1  # Share of the training texts held out for validation.
-    max_train_samples: Texts[Count | None] = None  # Maximum number of training texts, drawn at random; default: all.
-    max_eval_samples: Texts[Count | None] = None  # Maximum number of validation texts, drawn at random; default: all.
-    max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: the model's maximum.
+    model: Argument[ModelName]
+    """Folder or hub id of an encoder of this package, or of transformers with a classifier."""
+    train_file: Texts[list[File] | None] = None
+    """Files, folders or globs (.csv .tsv .jsonl .parquet)."""
+    validation_file: Texts[list[File] | None] = None
+    """Files or folders; default: a part of the training texts."""
+    validation_fraction: Texts[Share] = 0.1
+    """Share of the training texts held out for validation."""
+    max_train_samples: Texts[Count | None] = None
+    """Maximum number of training texts, drawn at random; default: all."""
+    max_eval_samples: Texts[Count | None] = None
+    """Maximum number of validation texts, drawn at random; default: all."""
+    max_length: Texts[int | None] = None
+    """Tokens at which longer texts are truncated; default: the model's maximum."""
     per_device_train_batch_size: Training[Count] = 16
     learning_rate: Training[Amount] = 5e-5
     projection_learning_rate_factor: Training[Amount] = 0.1
-    num_train_epochs: Training[Positive] = 3.0  # Epochs: passes over the training texts.
-    max_steps: Training[Count | None] = None  # Number of updates; overrides num_train_epochs.
-    # Weights of classes in the loss: `balanced`: by the inverse of their numbers of training texts; default: all equal.
+    num_train_epochs: Training[Positive] = 3.0
+    """Epochs: passes over the training texts."""
+    max_steps: Training[Count | None] = None
+    """Number of updates; overrides num_train_epochs."""
+    head_start: Training[Literal["regression", "random"]] = "regression"
+    """Where a new head starts: at a logistic regression on the encoder's vectors, pooled as its folder says, else their
+    mean (`regression`), or at random, in the form that its family has (`random`)."""
     class_weights: Training[Literal["balanced"] | None] = None
-    warmup_steps: Training[Amount] = 0.06  # Updates of linear warm-up; below 1: a share of all updates.
-    eval_steps: Evaluation[Count | None] = None  # Updates between evaluations and checkpoints; default: once per epoch.
-    early_stopping_patience: Evaluation[Count | None] = None  # Stop after so many worse evaluations; default: never.
-    # Metric that selects the best checkpoint; default: accuracy, macro_f1 if a class has four times as many training
-    # texts as another, or micro_f1 for multi-label texts.
+    """Weights of classes in the loss: `balanced`: by the inverse of their numbers of training texts; default: all
+    equal."""
+    warmup_steps: Training[Amount] = 0.06
+    """Updates of linear warm-up; below 1: a share of all updates."""
+    eval_steps: Evaluation[Count | None] = None
+    """Updates between evaluations and checkpoints; default: once per epoch."""
+    early_stopping_patience: Evaluation[Count | None] = None
+    """Stop after so many worse evaluations; default: never."""
     metric_for_best_model: Evaluation[str | None] = None
+    """Metric that selects the best checkpoint; default: accuracy, macro_f1 if a class has four times as many training
+    texts as another, or micro_f1 for multi-label texts."""
     save_total_limit: Evaluation[Count | None] = 1
 
 
@@ -215,22 +275,26 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
     """Linearise an encoder and distil the original into it."""
 
-    model: Argument[ModelName]  # The teacher: folder or hub id of an encoder, masked language model or classifier.
-    # Rank r of a LoRA adapter of the layers' linear maps, such as 16, which is trained with E and F instead of all
-    # weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter.
+    model: Argument[ModelName]
+    """The teacher: folder or hub id of an encoder, masked language model or classifier."""
     adapter_rank: Adapter[Count | None] = None
-    text_pair_column: Texts[str | None] = None  # Column of the second text, where inputs are pairs.
-    # Cut documents into passages of whole sentences: half of the updates have n tokens, the others random lengths;
-    # false: each text is one input; default: false for text classifiers and pairs, else true.
+    """Rank r of a LoRA adapter of the layers' linear maps, such as 16, which is trained with E and F instead of all
+    weights. It is saved in `adapter/` in PEFT's format, in addition to the model; default: no adapter."""
+    text_pair_column: Texts[str | None] = None
+    """Column of the second text, where inputs are pairs."""
     packing: Texts[bool | None] = None
-    max_eval_samples: Texts[Count] = 64  # Maximum number of validation inputs.
+    """Cut documents into passages of whole sentences: half of the updates have n tokens, the others random lengths;
+    false: each text is one input; default: false for text classifiers and pairs, else true."""
+    max_eval_samples: Texts[Count] = 64
+    """Maximum number of validation inputs."""
     per_device_train_batch_size: Training[Count] = 8
     learning_rate: Training[Amount] = 3e-4
     weight_decay: Training[Amount] = 0.0
     max_steps: Training[Count] = 1200
-    layerwise_steps: Training[int | None] = None  # Updates in which each layer learns alone; default: max_steps / 4.
-    # Rate of the second phase, of all layers together, as a multiple of learning_rate; each phase has a warm-up.
+    layerwise_steps: Training[int | None] = None
+    """Updates in which each layer learns alone; default: max_steps / 4."""
     joint_learning_rate_factor: Training[Positive] = 0.2
+    """Rate of the second phase, of all layers together, as a multiple of learning_rate; each phase has a warm-up."""
     warmup_steps: Training[CountOrZero] = 50
     eval_steps: Evaluation[Count] = 200
     save_steps: Evaluation[Count] = 200
@@ -240,44 +304,61 @@ class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
 class ClassifierSettings(WeightSettings):
     """A classifier and its inputs."""
 
-    model: Argument[ModelName]  # Folder or hub id of a classifier.
-    max_length: Texts[int | None] = None  # Tokens at which longer texts are truncated; default: as in the fine-tuning.
-    threshold: Output[Probability] = 0.5  # Minimum probability to predict a class (multi-label only).
-    batch_size: Machine[Count] = 32  # Texts per forward pass.
+    model: Argument[ModelName]
+    """Folder or hub id of a classifier."""
+    max_length: Texts[int | None] = None
+    """Tokens at which longer texts are truncated; default: as in the fine-tuning."""
+    threshold: Output[Probability] = 0.5
+    """Minimum probability to predict a class (multi-label only)."""
+    batch_size: Machine[Count] = 32
+    """Texts per forward pass."""
 
 
 @command("predict", USE, "inference.predict", "my-classifier new.csv --out answers.jsonl")
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
     """Classify the texts of a file."""
 
-    file: Argument[list[File]]  # Files, folders, globs, pipes: .csv .tsv .jsonl .parquet, or .txt with a text per line.
-    out: Output[File | None] = None  # File for the predictions, JSON Lines; default: standard output.
+    file: Argument[list[File]]
+    """Files, folders, globs, pipes: .csv .tsv .jsonl .parquet, or .txt with a text per line."""
+    out: Output[File | None] = None
+    """File for the predictions, JSON Lines; default: standard output."""
 
 
 @command("evaluate", USE, "inference.evaluate", "my-classifier more.csv")
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Measure a classifier on labelled texts."""
 
-    validation_file: Argument[list[File] | None] = None  # Files, folders or globs (.csv .tsv .jsonl .parquet).
-    # Files that it was trained on, of which a regression on words learns, to compare it with; default: no comparison.
+    validation_file: Argument[list[File] | None] = None
+    """Files, folders or globs (.csv .tsv .jsonl .parquet)."""
     train_file: Texts[list[File] | None] = None
-    split: Texts[str | None] = None  # Split of a data set of the hub; default: validation.
-    output_dir: Output[Folder | None] = None  # New folder for metrics and the worst mistakes; default: only print.
+    """Files that it was trained on, of which a regression on words learns, to compare it with; default: no
+    comparison."""
+    split: Texts[str | None] = None
+    """Split of a data set of the hub; default: validation."""
+    output_dir: Output[Folder | None] = None
+    """New folder for metrics and the worst mistakes; default: only print."""
 
 
 @command("embed", USE, "inference.embed", "my-encoder articles.jsonl --out vectors.npy")
 class EmbedSettings(ResumeSettings, WeightSettings):
     """Embed the texts of a file."""
 
-    model: Argument[ModelName]  # Folder or hub id of an encoder; mean-pooled without files of sentence-transformers.
-    file: Argument[list[File]]  # Files, folders or globs, in their order: .csv .tsv .jsonl .parquet, or .txt .py .md.
-    out: Output[File]  # File for the embeddings, .npy: float32 of shape texts × width.
-    text_column: Texts[str | None] = None  # Text column of tables; default: text.
-    document: Texts[Document] = "file"  # What a text of .txt files is: the whole file, or a line; blank ones too.
-    # Tokens of an input, at which longer texts are truncated, or divided; default: as in the model's files.
+    model: Argument[ModelName]
+    """Folder or hub id of an encoder; mean-pooled without files of sentence-transformers."""
+    file: Argument[list[File]]
+    """Files, folders or globs, in their order: .csv .tsv .jsonl .parquet, or .txt .py .md."""
+    out: Output[File]
+    """File for the embeddings, .npy: float32 of shape texts × width."""
+    text_column: Texts[str | None] = None
+    """Text column of tables; default: text."""
+    document: Texts[Document] = "file"
+    """What a text of .txt files is: the whole file, or a line; blank ones too."""
     max_length: Texts[Count | None] = None
-    pieces: Texts[bool] = False  # Embed pieces of max_length tokens, and write their mean for each text.
-    batch_size: Machine[Count] = 8  # Texts per forward pass.
+    """Tokens of an input, at which longer texts are truncated, or divided; default: as in the model's files."""
+    pieces: Texts[bool] = False
+    """Embed pieces of max_length tokens, and write their mean for each text."""
+    batch_size: Machine[Count] = 8
+    """Texts per forward pass."""
 
     def __post_init__(self) -> None:
         if not self.out.endswith(".npy"):
@@ -288,49 +369,62 @@ class EmbedSettings(ResumeSettings, WeightSettings):
 class FillMaskSettings(WeightSettings):
     """Predict the <mask> tokens of a text."""
 
-    model: Argument[ModelName]  # Folder or hub id of a masked language model.
-    text: Argument[str]  # Text with one or more <mask> tokens.
-    top_k: Output[Count] = 5  # Number of predictions per <mask> token.
+    model: Argument[ModelName]
+    """Folder or hub id of a masked language model."""
+    text: Argument[str]
+    """Text with one or more <mask> tokens."""
+    top_k: Output[Count] = 5
+    """Number of predictions per <mask> token."""
 
 
 @command("linearize", CONVERT, "interop.convert", "BAAI/bge-small-en-v1.5 long --max_position_embeddings 4096")
 class LinearizeCommandSettings(LinearizeSettings):
     """Make any encoder linear, and longer, without training."""
 
-    model: Argument[ModelName]  # Folder or hub id of an encoder that uses transformers' attention interface.
-    out: Argument[Folder]  # New folder for the linear encoder and its tokenizer.
-    adapter: Adapter[Folder | None] = None  # Adapter to merge (name, folder, hub id), with all its settings.
+    model: Argument[ModelName]
+    """Folder or hub id of an encoder that uses transformers' attention interface."""
+    out: Argument[Folder]
+    """New folder for the linear encoder and its tokenizer."""
+    adapter: Adapter[Folder | None] = None
+    """Adapter to merge (name, folder, hub id), with all its settings."""
 
 
 @command("resize", CONVERT, "interop.convert", "my-model my-long-model --max_position_embeddings 1024")
 class ResizeSettings:
     """Give a linear model another longest text."""
 
-    model: Argument[ModelName]  # Folder or hub id of a model of this package, or of a linear encoder.
-    out: Argument[Folder]  # New folder for the model and its tokenizer.
-    max_position_embeddings: Linear[Length]  # n, the new maximum length in tokens.
-    # How positions, and E and F, are resized: repeated, so that texts of the old length keep their outputs, or
-    # interpolated.
+    model: Argument[ModelName]
+    """Folder or hub id of a model of this package, or of a linear encoder."""
+    out: Argument[Folder]
+    """New folder for the model and its tokenizer."""
+    max_position_embeddings: Linear[Length]
+    """n, the new maximum length in tokens."""
     resize_mode: Linear[ResizeMode] = "extend"
+    """How positions, and E and F, are resized: repeated, so that texts of the old length keep their outputs, or
+    interpolated."""
 
 
 @command("adapters", CONVERT, "training.adapter")
 class AdaptersSettings:
     """List the adapters that ship with the package."""
 
-    card: Adapter[Folder | None] = None  # Name of an adapter whose card to print, or its folder; default: list all.
+    card: Adapter[Folder | None] = None
+    """Name of an adapter whose card to print, or its folder; default: list all."""
 
 
-@command("export", CONVERT, "export.command", "my-classifier served --format openvino")
+@command("export", CONVERT, "export.command", "my-classifier served --format openvino", extra="export")
 class ExportSettings:
     """Export a model to ONNX or OpenVINO, and check it against PyTorch."""
 
-    model: Argument[ModelName]  # Folder or hub id of an encoder of this package or of transformers.
-    out: Argument[Folder]  # New folder for the exported model and its tokenizer.
-    format: Output[Literal["onnx", "openvino"]] = "onnx"  # Of the file: ONNX, or OpenVINO's, for CPUs.
-    # Number format: of OpenVINO's files float32 or bfloat16; of ONNX files float32 or int8, which quantises linear
-    # layers, weights statically and activations dynamically.
+    model: Argument[ModelName]
+    """Folder or hub id of an encoder of this package or of transformers."""
+    out: Argument[Folder]
+    """New folder for the exported model and its tokenizer."""
+    format: Output[Literal["onnx", "openvino"]] = "onnx"
+    """Of the file: ONNX, or OpenVINO's, for CPUs."""
     dtype: Machine[Literal["float32", "bfloat16", "int8"]] = "float32"
+    """Number format: of OpenVINO's files float32 or bfloat16; of ONNX files float32 or int8, which quantises linear
+    layers, weights statically and activations dynamically."""
 
     def __post_init__(self) -> None:
         other = {"onnx": "int8", "openvino": "bfloat16"}[self.format]
@@ -342,13 +436,18 @@ class ExportSettings:
 class CostSettings:
     """Encoders with random weights, whose time and memory are measured."""
 
-    hidden_size: Encoder[Count] = 768  # d_m, the width of the model.
-    num_attention_heads: Encoder[Count] = 12  # h, the number of heads per layer; must divide hidden_size.
-    intermediate_size: Encoder[Count] = 3072  # Width of the feed-forward layer.
-    device: Machine[str] = "cpu"  # Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
-    # Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
+    hidden_size: Encoder[Count] = 768
+    """d_m, the width of the model."""
+    num_attention_heads: Encoder[Count] = 12
+    """h, the number of heads per layer; must divide hidden_size."""
+    intermediate_size: Encoder[Count] = 3072
+    """Width of the feed-forward layer."""
+    device: Machine[str] = "cpu"
+    """Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`."""
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
-    output_dir: Output[Folder | None] = None  # New folder for the results; default: one in `runs/`.
+    """Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it."""
+    output_dir: Output[Folder | None] = None
+    """New folder for the results; default: one in `runs/`."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -360,7 +459,11 @@ class CostSettings:
 class BenchSettings(CostSettings):
     """Compare time and memory with a Transformer on this machine."""
 
-    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])  # Values of n in tokens.
-    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])  # Values of k less than n.
-    tokens: Measurement[Count | None] = None  # Tokens per batch, or one sequence; default: 4,096 on a CPU, else 65,536.
-    num_hidden_layers: Encoder[Count] = 2  # Number of layers.
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    """Values of n in tokens."""
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])
+    """Values of k less than n."""
+    tokens: Measurement[Count | None] = None
+    """Tokens per batch, or one sequence; default: 4,096 on a CPU, else 65,536."""
+    num_hidden_layers: Encoder[Count] = 2
+    """Number of layers."""

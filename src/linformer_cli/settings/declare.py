@@ -4,11 +4,12 @@
     class PretrainSettings(TrainingSettings):
         '''Pretrain a masked language model on text.'''
 
-        max_steps: Training[Count]  # Number of updates.
-        # What it does; default: what no value means, if the field has no default or None.
+        max_steps: Training[Count]
+        '''Number of updates.'''
         split_seed: Texts[Seed | None] = None
+        '''What it does; default: what no value means.'''
 
-The comment behind a field or above it is its help, also for fields of the same name in subclasses that have none.
+The docstring under a field is its help, also for fields of the same name in subclasses that have none.
 Settings of the group `OfFiles` are no options of the command line: files of settings take them.
 Values are checked when an instance is made: from the command line, from YAML and in Python. Imports nothing heavy.
 """
@@ -88,7 +89,7 @@ def settings(kind: type[T], *, strict: bool = False) -> type[T]:
     for name, hint in () if strict else inspect.get_annotations(kind).items():
         if _kinds(hint) & {int, float, list}:
             kind.__annotations__[name] = Annotated[hint, BeforeValidator(_not_a_truth_value)]
-    config = ConfigDict(extra="forbid", coerce_numbers_to_str=not strict, strict=strict)
+    config = ConfigDict(extra="forbid", coerce_numbers_to_str=not strict, strict=strict, use_attribute_docstrings=True)
     checked: Any = dataclass(kw_only=True, config=config)(kind)
     make = checked.__init__
 
@@ -156,7 +157,7 @@ class Setting(NamedTuple):
     kinds: set[Any]  # types that it may have, with NoneType where it may be None
     metavar: str  # what `--help` calls its values
     sentence: str  # what it does
-    default: str  # its value, or what it means, where it is not given
+    default: str  # its value where it is not given; empty if it has none
     is_needed: bool  # it has no default
 
 
@@ -171,7 +172,7 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
             continue
         group = next(mark for mark in get_args(hint) if isinstance(mark, Group))
         is_needed = field.default is field.default_factory  # both are MISSING
-        texts = _with_default(sentences[field.name], field)
+        texts = sentences.get(field.name, ""), _default(field)
         every.append(Setting(name, group, _kinds(hint), _metavar(hint), *texts, is_needed))
     return every
 
@@ -193,26 +194,15 @@ def _metavar(hint: Any) -> str:
 
 
 def _sentences(kind: type) -> dict[str, str]:
-    """What each setting does, by name: the comments in the source of the class and its base classes."""
-    sentences: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        above: list[str] = []
-        for line in inspect.getsource(each).splitlines():
-            if line.startswith("    # "):
-                above.append(line.strip(" #"))
-            elif field := re.match(r"    (\w+): .*?(?:  # (?!type: )(.*))?$", line):
-                sentences[field[1]] = " ".join(above) or field[2] or sentences.get(field[1], "")
-                above = []
-    return sentences
+    """What each setting does, by name: the docstrings under the fields of the class and of its base classes."""
+    fields = [vars(each).get("__pydantic_fields__", {}) for each in reversed(kind.__mro__)]
+    return {name: field.description for each in fields for name, field in each.items() if field.description}
 
 
-def _with_default(sentence: str, field: dataclasses.Field[Any]) -> tuple[str, str]:
-    """The sentence, and the default; `; default: ...` at the end of the sentence says what no value means."""
-    text, _, unset = sentence.removesuffix(".").partition("; default: ")
+def _default(field: dataclasses.Field[Any]) -> str:
+    """The default as text; empty where the sentence says what no value means."""
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if default in (None, []):
-        return f"{text}.", unset
-    return f"{text}.", "" if default is dataclasses.MISSING or default is False else as_text(default)
+    return "" if default in (None, [], False, dataclasses.MISSING) else as_text(default)
 
 
 def as_text(value: Any) -> str:

@@ -12,10 +12,10 @@ import openvino
 import torch
 from openvino import opset14 as operations
 from openvino.frontend.pytorch import ConversionExtension
-from torch.fx.experimental import _config
 
 from linformer_cli.errors import input_errors
 from linformer_kit.export.exportable import Arrays, Exportable, Run, example, quiet
+from linformer_kit.internals import without_length_guards
 from linformer_kit.report.base import write_json
 
 RUNTIME, FILE = "OpenVINO", "openvino_model.xml"
@@ -52,7 +52,7 @@ def write(source: Exportable, path: Path) -> None:
     inputs, any_size = example(source), torch.export.Dim.DYNAMIC
     what = f"model: expected one that OpenVINO can express, got {type(source.model).__name__}"
     # As `torch.onnx.export` has it: no guard on lengths, so that short texts have the same program.
-    with quiet(), torch.no_grad(), input_errors(what), shapes.patch(backed_size_oblivious=True):
+    with quiet(), torch.no_grad(), input_errors(what), without_length_guards():
         program = torch.export.export(
             source,
             (),
@@ -78,7 +78,6 @@ def _converter(function: Any, operation: Any) -> ConversionExtension:
     return ConversionExtension(str(function), convert)
 
 
-shapes: Any = _config
 # Functions that OpenVINO's converter does not know.
 _CONVERTERS = [_converter(torch.sym_max, operations.maximum), _converter(torch.sym_min, operations.minimum)]
 

@@ -10,14 +10,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import InputError, check_choice, input_errors
+from linformer_cli.settings import ClassifierPooling
 from linformer_kit.internals import (
     attention_implementation,
     check_before_saving,
@@ -28,11 +31,13 @@ from linformer_kit.internals import (
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
 from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.products import use_fast_products
-from linformer_kit.models.base import LinearModel, reject_packed
+from linformer_kit.models.base import LinearModel, last_layer, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
+from linformer_kit.operator.padding import pooled
 from linformer_kit.operator.projections import FullAttention, bind_replica
 
 MODEL_TYPE = "linearized"
+POOLING = "classifier_pooling"  # field of the configuration
 _PREFIX = "Linear"
 # Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
@@ -197,7 +202,13 @@ def attach(model: PreTrainedModel) -> None:
 @functools.cache
 def linear_config_class(base: Any) -> Any:
     """The linearised class of a configuration class; it and its models are registered with the Auto classes."""
-    namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
+    namespace: dict[str, Any] = {
+        "model_type": MODEL_TYPE,
+        "__module__": __name__,
+        "__doc__": f"`{base.__name__}` with E and F.",
+    }
+    if not pools_by_itself(base):
+        namespace[POOLING] = None
     linear: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
     linear = strict(linear)  # as for transformers' own classes; it collects the validators, which are not inherited
     for auto_class, model_class in model_classes(base):
@@ -210,13 +221,44 @@ def linear_config_class(base: Any) -> Any:
 def linear_model_class(base: Any, config_class: Any) -> Any:
     """The linearised class of a model class."""
     namespace: dict[str, Any] = {name: _refused(name) for name in _OF_PAIRS if hasattr(base, name)}
+    forward = base.forward
+    if base.__name__.endswith("ForSequenceClassification") and not pools_by_itself(base.config_class):
+        forward = _pooled_forward(forward)
     namespace |= {
         "config_class": config_class,
-        "forward": _checked_forward(base.forward),
+        "forward": _checked_forward(forward),
         "__module__": __name__,
         "__doc__": f"`{base.__name__}`, linear.",
     }
     return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
+
+
+def pools_by_itself(config_class: Any) -> bool:
+    """Whether classifiers of a configuration class have a `classifier_pooling` of their own, as ModernBERT's."""
+    return hasattr(config_class, POOLING)
+
+
+def _pooled_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a classifier's `forward`: with `classifier_pooling`, its last layer maps pooled hidden states to classes.
+
+    The layers of its family's head before the last one are not used then.
+    """
+
+    @functools.wraps(base_forward)
+    @can_return_tuple
+    def forward(self: LinearizedModel, **named: Any) -> Any:
+        how = self.config.classifier_pooling
+        if how is None:
+            return base_forward(self, **named)
+        check_choice(POOLING, how, get_args(ClassifierPooling))
+        labels = named.pop("labels", None)
+        encoded = self.base_model(**named)
+        vectors = pooled(encoded.last_hidden_state, named.get("attention_mask"), how)
+        logits = self.get_submodule(last_layer(self))(vectors)
+        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss, logits, encoded.get("hidden_states"), encoded.get("attentions"))
+
+    return forward
 
 
 def _refused(name: str) -> Callable[..., Any]:

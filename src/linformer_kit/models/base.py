@@ -214,6 +214,13 @@ def _first(owner: nn.Module, embedding: nn.Embedding) -> int:
     return 0 if numbers is None else embedding.num_embeddings - numbers.shape[-1]
 
 
+def last_layer(model: PreTrainedModel) -> str:
+    """Name of the linear layer of a model's head that computes its logits; empty without one."""
+    base = f"{model.base_model_prefix}."
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return next((name for name in reversed(layers) if not name.startswith(base)), "")
+
+
 def longest_input(model: PreTrainedModel) -> int | None:
     """n in tokens: the size of the tables, else the configuration's value; None if there is no limit."""
     positions = [table.embedding.num_embeddings - table.unused for table in position_tables(model)]

@@ -34,7 +34,7 @@ from linformer_cli.settings import IGNORED_LABEL
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel, check_ids
 from linformer_kit.operator.conditions import check_tensors, values_are_cheap
-from linformer_kit.operator.padding import take_positions
+from linformer_kit.operator.padding import pooled
 
 
 def check_labels_of_tokens(labels: Tensor | None, hidden: Float[Tensor, "batch seq_len embed"]) -> None:
@@ -166,16 +166,20 @@ def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " la
 
 
 class LinformerClassificationHead(nn.Module):
-    """Map the first token of sequences to logits of classes, as in RoBERTa."""
+    """Map a vector for each sequence to logits of classes: as in RoBERTa, or with `classifier_pooling` linearly."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transforms = config.classifier_pooling is None
+        if self.transforms:
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(_classifier_dropout(config))
         self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch labels"]:
-        return self.out_proj(self.dropout(self.dense(self.dropout(hidden[:, 0])).tanh()))
+    def forward(self, vectors: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch labels"]:
+        if self.transforms:
+            vectors = self.dense(self.dropout(vectors)).tanh()
+        return self.out_proj(self.dropout(vectors))
 
 
 def _classifier_dropout(config: LinformerConfig) -> float:
@@ -198,10 +202,7 @@ class LinformerForSequenceClassification(LinformerWithHead):
         self.post_init()
 
     def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            return self.classifier(hidden[:, :1])
-        first = (attention_mask != 0).int().argmax(dim=1)  # padding may be on the left
-        return self.classifier(take_positions(hidden, first[:, None]))
+        return self.classifier(pooled(hidden, attention_mask, self.config.classifier_pooling or "cls"))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         of_classes = "multi" if labels.is_floating_point() or labels.shape == logits.shape else "single"

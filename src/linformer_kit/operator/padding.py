@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from linformer_cli.errors import InputError
 from linformer_kit.operator.conditions import values_are_cheap
 
 # Added to positions of padding, so that all numbers differ: ONNX has no stable sort, OpenVINO no integers of 64 bits.
@@ -54,6 +55,25 @@ def take_positions(
         return hidden.index_select(1, positions[0])
     index = positions.view(*positions.shape, *[1] * (hidden.dim() - 2))
     return hidden.gather(1, index.expand(hidden.shape[0], -1, *hidden.shape[2:]))
+
+
+def pooled(
+    hidden: Float[Tensor, "batch seq_len embed"], mask: Shaped[Tensor, "batch seq_len"] | None, how: str
+) -> Float[Tensor, "batch embed"]:
+    """One vector for each sequence: its first real token (`cls`), or the mean of its real tokens (`mean`).
+
+    `mask` is 0 for padding, anywhere; None: all tokens are real.
+    """
+    if mask is not None and mask.shape != hidden.shape[:2]:
+        raise InputError(f"attention_mask: expected {list(hidden.shape[:2])}, got {list(mask.shape)}")
+    if how == "cls":
+        first = None if mask is None else (mask != 0).int().argmax(dim=1)
+        return hidden[:, 0] if first is None else take_positions(hidden, first[:, None])[:, 0]
+    if mask is None:
+        return hidden.mean(dim=1)
+    real = (mask != 0)[..., None]
+    total = hidden.masked_fill(~real, 0.0).sum(dim=1, dtype=torch.float32)
+    return (total / real.sum(dim=1).clamp(min=1)).to(hidden.dtype)
 
 
 def put_back(

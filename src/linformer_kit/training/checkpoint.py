@@ -130,7 +130,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     for name, whole in weights.items():
         if whole.shape != places[name].shape:
             raise InputError(f"{checkpoint}: expected {list(places[name].shape)} as {name}, got {list(whole.shape)}")
-        _fill(places[name], whole)
+        fill(places[name], whole)
 
 
 def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
@@ -153,7 +153,7 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint:
             if whole is None or whole.shape != place.shape or not whole.is_floating_point():
                 got = "none" if whole is None else f"{list(whole.shape)} of {whole.dtype}"
                 raise InputError(f"{path}: expected {list(place.shape)} as {name}.{moment}, got {got}")
-            _fill(place, whole)
+            fill(place, whole)
             optimizer.state[parameter][moment] = place
     if moments:
         raise InputError(f"{path}: expected moments of this model's parameters, got {min(moments)}")
@@ -196,7 +196,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(place: Tensor, whole: Tensor) -> None:
+def fill(place: Tensor, whole: Tensor) -> None:
     """Copy values into a tensor in-place, or into its shards."""
     if isinstance(place, DTensor):
         whole = distribute_tensor(whole.to(place.device, place.dtype), place.device_mesh, place.placements)

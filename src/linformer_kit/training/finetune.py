@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -23,17 +23,22 @@ from transformers import (
 )
 
 from linformer_cli.errors import DivergedError, check_choice
-from linformer_cli.settings import IGNORED_LABEL, FinetuneSettings, model_label
+from linformer_cli.settings import IGNORED_LABEL, ClassifierPooling, FinetuneSettings, model_label
 from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.checkpoints.sentences import pooling_mode
 from linformer_kit.interop.loading import Loaded, input_length, load_model, model_fingerprint
+from linformer_kit.linearized.classes import POOLING, LinearizedConfig
+from linformer_kit.models.base import last_layer
+from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.report.classification import texts_table, write_finetune_report
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.process import callers_random_state, keep_freed_memory
+from linformer_kit.training.regression import start_at_regression
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.task import Batch, Batches, Task
@@ -102,6 +107,7 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
         seed=settings.seed,
         metrics=labels.metrics,
         class_weights=None if settings.class_weights is None else balanced_weights(counts, train.labels),
+        starts_anew=settings.head_start == "regression" and f"{last_layer(model)}.weight" in loaded.random,
     )
     run.train(task, _plan(settings, task, metric), label=f"seed {settings.seed}")
     if run.diverged is not None:
@@ -217,6 +223,8 @@ def load_encoder(
     }
     config = config or read_config(settings.model, f"model: expected {_KIND}, got {settings.model}")
     known = trained_classes(config)
+    if known is None and settings.head_start == "regression":
+        head |= _pooling(config, settings.model)
     same, kind = known is not None and known.names == labels.names, ", ".join(config.architectures or ["no name"])
     loaded = load_model(
         settings.model, AutoModelForSequenceClassification, _KIND, head=head, same_classes=same, config=config
@@ -238,6 +246,20 @@ def load_encoder(
     return loaded
 
 
+def _pooling(config: PreTrainedConfig, source: str) -> dict[str, Any]:
+    """The field for a new head that pools as sentence-transformers does, else the mean; none if models have no such.
+
+    A model whose family has the field keeps its value where sentence-transformers says nothing.
+    """
+    by_family = getattr(type(config), POOLING, None)
+    if not isinstance(config, (LinearizedConfig, LinformerConfig)) and by_family is None:
+        return {}
+    mode = pooling_mode(source)
+    if mode not in get_args(ClassifierPooling):
+        mode = "mean" if by_family is None else getattr(config, POOLING)
+    return {POOLING: "bos" if mode == "cls" and by_family == "late" else mode}  # EuroBERT's words
+
+
 def _plan(settings: FinetuneSettings, task: Classification, metric: str) -> Plan:
     in_epoch = Batches(task, settings).updates_in_epoch
     updates = settings.max_steps or math.ceil(settings.num_train_epochs * in_epoch)
@@ -248,6 +270,7 @@ def _plan(settings: FinetuneSettings, task: Classification, metric: str) -> Plan
         ),
         seed=settings.seed,
         evaluate_every=settings.eval_steps,
+        evaluate_first=task.starts_anew,
         metric=metric,
         patience=settings.early_stopping_patience,
     )
@@ -285,6 +308,7 @@ class Classification(Task):
         texts_in_update: Texts in an update over all processes; they have similar lengths.
         metrics: Names of metrics of `scores`.
         class_weights: As for `classification_loss`.
+        starts_anew: Whether the last layer is new, and starts at a regression on what it reads.
     """
 
     def __init__(
@@ -295,10 +319,16 @@ class Classification(Task):
         texts_in_update: int,
         metrics: Sequence[str],
         class_weights: Float[Tensor, " classes"] | None = None,
+        starts_anew: bool = False,
         **data: Any,
     ) -> None:
         super().__init__(model, tokenizer, **data)
+        self.starts_anew = starts_anew
         self._texts_in_update, self._metrics, self._class_weights = texts_in_update, metrics, class_weights
+
+    def start(self, run: Run) -> None:
+        if self.starts_anew:
+            start_at_regression(run, self, balanced=self._class_weights is not None)
 
     def order(self, epoch: int, update_size: int) -> list[Any]:
         lengths = self.train_items.lengths

@@ -47,7 +47,7 @@ from linformer_kit.training.optimizer import HIGHEST_RATE, adamw, distributed
 from linformer_kit.training.process import seed_generators, start_processes
 from linformer_kit.training.record import Record
 from linformer_kit.training.state import Plan, TrainingLog, TrainingState, read_state, tracker_classes
-from linformer_kit.training.task import Batch, Batches, Task, UpdateBatches, to_array, to_device, validation_batches
+from linformer_kit.training.task import Batch, Batches, Task, UpdateBatches, batches_in_order, to_array, to_device
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Run:
     Attributes:
         folder: The output folder; final after `open`.
         task, plan, state, log, optimizer: Those of the training, after `begin`.
+        autocast: Context of forward passes, for mixed precision; each use ends before the next one begins.
         diverged: Where and why the training diverged; None: it did not.
 
     Raises:
@@ -140,7 +141,7 @@ class Run:
         process = PartialState()
         self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
         self.dtype = fast_dtype(settings.dtype, self.device)
-        self._autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
@@ -193,6 +194,8 @@ class Run:
         try:
             with stop_requests() as self._signals:
                 self._find_constants()
+                if state.update == 0:
+                    self.task.start(self)
                 self._warn_of_another_schedule()
                 while True:
                     self._stop_if_asked()
@@ -214,7 +217,7 @@ class Run:
         """Give the task its constants, of the checkpoint or else as the first process measures them."""
         if self.state.update == 0 and self.rank == 0:
             self.task.begin(None)
-            with torch.no_grad(), self._autocast:
+            with torch.no_grad(), self.autocast:
                 self.state.constants = self.task.eval().measure_constants(self.device)
         found = [self.state.constants]
         broadcast_object_list(found)
@@ -244,7 +247,7 @@ class Run:
         for number, batch in enumerate(data.batches):
             seed_generators(self.plan.seed, state.update, number, self.rank)
             with self._synchronised(number == len(data.batches) - 1):
-                with self._autocast:
+                with self.autocast:
                     loss = self._parallel(to_device(batch, self.device), total)
                 # Gradients are averaged over the processes; a loss divided by all labels needs their sum.
                 loss = loss / len(data.batches) if total is None else loss * self.processes
@@ -307,8 +310,8 @@ class Run:
             torch.distributed.all_reduce(tensor, op=op)
         return tensor
 
-    def measure(self) -> tuple[np.ndarray, ...]:
-        """Measure each validation sequence, in their order, split over all processes.
+    def measure(self, items: Any = None) -> tuple[np.ndarray, ...]:
+        """Measure each validation sequence, or each of other `items`, in their order, split over all processes.
 
         Returns:
             One array of `[sequences, ...]` for each tensor of `Task.measure`.
@@ -319,9 +322,11 @@ class Run:
         self.task.eval()
         self.task.begin(None)
         batches: list[tuple[np.ndarray, ...]] = []
-        for batch, rows in validation_batches(self.task, self.settings):
+        for batch, rows in batches_in_order(
+            self.task, self.settings, self.task.validation_items if items is None else items
+        ):
             self._stop_if_asked()
-            with torch.no_grad(), self._autocast:
+            with torch.no_grad(), self.autocast:
                 measured = self.task.measure(to_device(batch, self.device))
             batches.append(tuple(to_array(tensor[:rows]) for tensor in measured))
         # Process r has measured batches r, r + processes, …

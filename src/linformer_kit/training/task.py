@@ -80,6 +80,9 @@ class Task(nn.Module):
         """Measure `constants`, before the first update of a training."""
         return []
 
+    def start(self, run: Any) -> None:
+        """Set weights before the first update of a training, by what the `Run` measures; all processes call it."""
+
     def begin(self, update: int | None) -> None:
         """Prepare for an update, by its number from 0, or with None for evaluation and saving."""
 
@@ -161,18 +164,18 @@ class Batches:
             first = self._rank * self._size
 
 
-def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
-    """This process's batches of validation items, and how many rows of each are counted.
+def batches_in_order(task: Task, settings: TrainingSettings, items: Any) -> Iterator[tuple[Batch, int]]:
+    """This process's batches of items, in their order, and how many rows of each are counted.
 
     All processes have the same number of batches, which sharded models need; filler batches have 0 counted rows.
     """
     process = PartialState()
-    size, items = settings.per_device_train_batch_size, range(len(task.validation_items))
-    places = [items[start : start + size] for start in range(0, len(items), size)]
+    size, numbers = settings.per_device_train_batch_size, range(len(items))
+    places = [numbers[start : start + size] for start in range(0, len(items), size)]
     places += [range(0)] * (-len(places) % process.num_processes)
     mine = places[process.process_index :: process.num_processes]
     indices: Any = [list(rows) or [0] for rows in mine]
-    loader: DataLoader = DataLoader(task.validation_items, batch_sampler=indices, **_loading(task, settings))
+    loader: DataLoader = DataLoader(items, batch_sampler=indices, **_loading(task, settings))
     for batch, rows in zip(loader, mine, strict=True):
         yield batch, len(rows)
 

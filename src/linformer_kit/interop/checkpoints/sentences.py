@@ -18,6 +18,8 @@ _SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 _SETFIT = ("model_head.pkl", "config_setfit.json")  # the head is a pickle, which is not read
+# Names of earlier versions for poolings.
+_EARLIER_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 # Files downloaded for a model on the hub; not the encoder itself.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
@@ -61,6 +63,20 @@ def module_names(source: str) -> list[str]:
     """The class names of the modules in a folder or hub id, in their order; empty if there are none."""
     modules = json.loads(sentence_files(source).get(_MODULES, b"[]"))
     return [module.get("type", module["path"]).rpartition(".")[2] for module in modules]
+
+
+def pooling_mode(source: str) -> str | None:
+    """The pooling in a folder or hub id, such as `mean` or `cls`; None without one, and for several at once."""
+    files = sentence_files(source)
+    for module in json.loads(files.get(_MODULES, b"[]")):
+        if str(module.get("type")).endswith("Pooling"):
+            with input_errors(f"model: expected the pooling of sentence-transformers in {source}"):
+                content = json.loads(files[f"{module['path']}/config.json"])
+                earlier = [name for name, value in content.items() if name.startswith("pooling_mode_") and value]
+                modes = content.get("pooling_mode") or [_EARLIER_MODES.get(name, name) for name in earlier]
+            modes = [modes] if isinstance(modes, str) else modes
+            return modes[0] if len(modes) == 1 else None
+    return None
 
 
 def check_no_pickle(source: str) -> bool:
