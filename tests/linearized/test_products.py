@@ -80,10 +80,15 @@ def test_outputs_and_gradients_are_those_of_torch(name, kind, calls):
         calls.clear()
         output = outputs(model, inputs)
         used = {name: each for name, each in model.named_parameters() if "pooler" not in name and "mask" not in name}
-        results.append([output, *torch.autograd.grad(output.square().mean(), list(used.values()), allow_unused=True)])
+        direction = torch.cos(torch.arange(output.numel())).view_as(
+            output
+        )  # the mean of squares has no gradient after LayerNorm
+        gradients = torch.autograd.grad((output * direction).sum(), list(used.values()), allow_unused=True)
+        results.append([output, *gradients])
     assert len(calls) >= 3 * len(linears(ours)) - 6  # forward and both gradients; a pooler has none
     for expected, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        if expected is not None:
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * max(1, expected.abs().max().item()))
 
 
 def lora(model):

@@ -88,6 +88,7 @@ FULL, FULL_ONLY = FullAttention(HEADS), {"projection": None, "max_seq_len": None
         (SLOTS, {"key_padding_mask": LATER[:2, :5]}, "expected bool [2, 23], True where padded, got"),
         (SLOTS, {"key_padding_mask": torch.ones(2, 23)}, "key_padding_mask: expected bool, or floating point of 0 at"),
         (SLOTS, {"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got 0"),
+        (SLOTS, {"value": X[:, :19]}, "query, key, value: expected one batch size, and one length of key and value"),
         (SLOTS, {"value": X.numpy()}, "value: expected a tensor, got 'ndarray'"),
         (SLOTS, {"query": X.double()}, "query: expected torch.float32, as the weights are, got torch.float64"),
         (WINDOW, {"query": X[:, :19]}, "query, key: expected one length with sliding_window, got (19, 23)"),
