@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from linformer_cli.settings import FinetuneSettings
@@ -38,12 +37,22 @@ def test_rows_are_those_of_the_scaled_regression(classes, balanced):
     fits = list(regressions(found, targets, classes, balanced=balanced, biased=True))
     assert [fit.strength for fit in fits] == list(STRENGTHS)
     model = LogisticRegression(C=0.1, class_weight="balanced" if balanced else None, max_iter=1000, tol=1e-8)
-    scaled = StandardScaler().fit_transform(found)
-    scaled[:, -1] = 0
+    size = np.sqrt(np.square(found.astype(np.float64)).mean(axis=0))
+    size[-1] = np.inf
+    scaled = (found - found.mean(axis=0, dtype=np.float64)) / size
     logits = torch.from_numpy(found @ fits[-2].weight.T + fits[-2].bias)
     expected = torch.from_numpy(model.fit(scaled, targets).predict_proba(scaled)).float()
     torch.testing.assert_close(logits.softmax(-1), expected, atol=2e-3, rtol=0)
     assert not fits[-1].weight[:, -1].any()
+
+
+def test_dropout_of_numbers_that_hardly_differ_changes_little():
+    """As those of an encoder with random weights."""
+    generator = np.random.default_rng(0)
+    found = (1 + 1e-4 * generator.normal(size=(60, 31))).astype(np.float32)
+    fit = list(regressions(found, generator.integers(2, size=60), 2, balanced=False, biased=True))[-1]
+    dropped = found * (generator.random(found.shape) > 0.1) / 0.9
+    assert np.abs((dropped - found) @ fit.weight.T).max() < 1
 
 
 def test_each_class_of_multi_label_texts_has_its_own_and_all_or_none_is_no_error():

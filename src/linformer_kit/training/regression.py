@@ -26,8 +26,8 @@ from linformer_kit.training.checkpoint import fill
 from linformer_kit.training.run import Run
 from linformer_kit.training.task import Task, to_array
 
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # C: inverse strengths of the regularisation, on unit variance
-_SMALL = 1e-6  # standard deviation of a number that means nothing: MiniLM has three such units
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # C: inverse strengths of the regularisation, on numbers of size 1
+_SMALL = 1e-6  # size of a number that means nothing: MiniLM has three such units
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,11 @@ def regressions(
 
     Without `biased`, their bias is 0.
     """
-    deviation = vectors.std(axis=0, dtype=np.float64)
     mean = vectors.mean(axis=0, dtype=np.float64) * biased
-    scale = np.where(deviation > _SMALL, deviation, np.inf)
+    # Not the deviation: weights of numbers that are nearly the same in all texts would be large, and so would be what
+    # dropout of these numbers does to the logits.
+    size = np.sqrt(np.square(vectors, dtype=np.float64).mean(axis=0))
+    scale = np.where(size > _SMALL, size, np.inf)
     scaled = (vectors - mean) / scale
     columns = [targets] if targets.ndim == 1 else list(targets.T.astype(np.int64))
     weighted = "balanced" if balanced else None
