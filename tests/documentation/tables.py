@@ -11,6 +11,8 @@ SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/r
 # What is not run, and why: by page and first line.
 NOT_RUN = {
     "README.md": {
+        "python -m venv .venv": _INSTALLS,
+        ". .venv/bin/activate": _INSTALLS,
         "pip install -r requirements.txt": _INSTALLS,
         "pip install -e '.[commands]'": _INSTALLS,
         "pip install -r requirements-dev.txt": _INSTALLS,
@@ -39,7 +41,7 @@ NOT_RUN = {
 
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
-    "README.md": ("answerdotai/ModernBERT-base", "sentence-transformers/all-MiniLM-L6-v2"),
+    "README.md": ("answerdotai/ModernBERT-base",),
     "export.md": ("my-classifier",),
     "finetuning.md": (
         "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
@@ -75,11 +77,10 @@ OPTIONS = {
 
 # Numbers that are replaced in blocks of Python, by page.
 IN_PYTHON = {
-    # The encoder of the tests has other weights than the adapter's base model.
     "README.md": {
-        'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096",
         "projected_dim=256))": "projected_dim=256, num_hidden_layers=2, hidden_size=24, vocab_size=1009))",
     },
+    # The encoder of the tests has other weights than the adapter's base model.
     "linearize.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "python.md": {
         "num_hidden_layers=2)": "num_hidden_layers=2, hidden_size=24, vocab_size=1009)",
