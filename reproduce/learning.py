@@ -258,7 +258,7 @@ STUDIES = {
         SHIFTED | TENTH | {"num_hidden_layers": 4, "max_steps": 1500, "warmup_steps": 200, "eval_steps": 250},
         {
             "uniform, k 32": Variant({}, (3e-3,)),
-            # By the spectrum of an equal Transformer (benchmarks/figure1-code_xeon-2-cores_202611).
+            # By the spectrum of an equal Transformer (benchmarks/figure1_xeon-2-cores_202611/code).
             "most for the least head": Variant(
                 {"projected_dim": [[74, 39, 33, 74], [48, 40, 46, 12], [12, 13, 35, 32], [15, 10, 19, 10]]}, (3e-3,)
             ),

@@ -184,7 +184,7 @@ def _mapping(
     slots_of_tokens = {}
     for k, tokens in [*calls.items()]:
         identity = torch.eye(n - first).to(tokens.key).expand(*tokens.key.shape[:2], -1, -1)
-        tokens = tokens._replace(value=zero_padding(identity, tokens.run.lengths))
+        tokens = tokens._replace(value=zero_padding(identity, tokens.forward_pass.lengths))
         slots_of_tokens[k] = projection(tokens, k).value.to(weights)
     mapping = weights.new_zeros(batch, heads, n, n)
     mapping[..., :first] = weights[..., :first]

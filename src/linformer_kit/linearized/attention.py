@@ -101,12 +101,12 @@ def linear_attention(
     if window:
         query = _in_order(query, order)
     query = scaled(query, scaling)
-    run = ForwardPass(choose(key), lengths)
+    forward_pass = ForwardPass(choose(key), lengths)
     projection = layer if shared is None else shared.module
     dims = inside(projection).checked_slots(None if shared is None else layer.projected_dim, key.shape[1])
     layout = Layout(dims, window, getattr(layer, "global_tokens", 0))
-    slots = make_slots(projection, Tokens(key, value, True, run), layout)
-    context, weights = attend_slots(query, slots, run.kernels, dropout=dropout, need_weights=need_weights)
+    slots = make_slots(projection, Tokens(key, value, True, forward_pass), layout)
+    context, weights = attend_slots(query, slots, forward_pass.kernels, dropout=dropout, need_weights=need_weights)
     if weights is not None:
         weights = put_back_weights(weights, order, queries=window > 0, columns=isinstance(layer, FullAttention))
     context = context.transpose(1, 2)

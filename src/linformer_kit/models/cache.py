@@ -42,18 +42,24 @@ class LayerCache:
         raise _NotSupported(f"past_key_values: expected a cache that has {name!r}, got LinformerCache, which has not")
 
     def next_slots(
-        self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], run: ForwardPass
+        self, attention: ProjectedAttention, keys: Float[Tensor, "batch seq_len embed"], forward_pass: ForwardPass
     ) -> Slots:
         """The slots of a layer's attention for these tokens; what the next ones need is kept."""
         past = self.past
-        slots = attention.project(keys, None, run) if past is None else next_slots(attention, keys, past, run)
-        self.new_past = keep(attention, slots, run)
+        slots = (
+            attention.project(keys, None, forward_pass)
+            if past is None
+            else next_slots(attention, keys, past, forward_pass)
+        )
+        self.new_past = keep(attention, slots, forward_pass)
         return slots
 
-    def inputs_before(self, inputs: Tensor, run: ForwardPass, count: int) -> Float[Tensor, "batch before embed"]:
+    def inputs_before(
+        self, inputs: Tensor, forward_pass: ForwardPass, count: int
+    ) -> Float[Tensor, "batch before embed"]:
         """The last inputs before these, whose padding is zero; the last of these are kept."""
         before = inputs.new_zeros(len(inputs), count, inputs.shape[2]) if self.inputs is None else self.inputs
-        lengths = None if run.lengths is None else count + run.lengths
+        lengths = None if forward_pass.lengths is None else count + forward_pass.lengths
         self.new_inputs = last_tokens(torch.cat([before, inputs], dim=1), lengths, count)
         return before
 

@@ -59,16 +59,16 @@ class LocalConvolution(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        run: ForwardPass,
+        forward_pass: ForwardPass,
         past: Float[Tensor, "batch before embed"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed"]:
         """Convolve over the real tokens of right-padded sequences, and those `past` before them."""
-        hidden = zero_padding(hidden, run.lengths)
+        hidden = zero_padding(hidden, forward_pass.lengths)
         length, hidden = hidden.shape[1], hidden if past is None else torch.cat([past, hidden], dim=1)
         first = hidden.shape[1] - length
         # As an image of one row with channels last, the only layout that is fast on CPUs.
         image, weight = hidden.transpose(1, 2)[:, :, None], self.weight[:, None, None]
-        mixed = run.kernels.widened(F.conv2d, image, weight, padding=(0, self.before), groups=len(weight))
+        mixed = forward_pass.kernels.widened(F.conv2d, image, weight, padding=(0, self.before), groups=len(weight))
         return mixed[:, :, 0, first : first + length].transpose(1, 2)
 
 
@@ -111,7 +111,7 @@ class LinformerLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        run: ForwardPass | None = None,
+        forward_pass: ForwardPass | None = None,
         output_attentions: bool = False,
         past_key_values: LayerCache | None = None,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
@@ -120,20 +120,22 @@ class LinformerLayer(GradientCheckpointingLayer):
         `past_key_values` has the tokens before, and keeps these. In blocks of tokens, which are independent given the
         slots, the output overwrites `hidden`, and there is no P̄.
         """
-        run = ForwardPass.of(hidden, run)
+        forward_pass = ForwardPass.of(hidden, forward_pass)
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        keys = zero_padding(inputs, run.lengths)
+        keys = zero_padding(inputs, forward_pass.lengths)
         past, convolution = past_key_values, self.local_convolution
-        slots = None if past is None else past.next_slots(self.self_attn, keys, run)
-        before = None if past is None or convolution is None else past.inputs_before(keys, run, convolution.before)
-        local = None if convolution is None else convolution(inputs, run, before)
-        if not run.blocks:
-            attended, weights = self.self_attn(inputs, keys, None, run, output_attentions, slots)
-            return self._feed_forward(hidden, attended, local, run.kernels), weights
-        slots = self.self_attn.project(keys, None, run) if slots is None else slots
-        for block in run.blocks:
-            attended, _ = self.self_attn.attend(inputs[block], slots.block(*block), run.kernels)
-            hidden[block] = self._feed_forward(hidden[block], attended, take_block(local, *block), run.kernels)
+        slots = None if past is None else past.next_slots(self.self_attn, keys, forward_pass)
+        before = (
+            None if past is None or convolution is None else past.inputs_before(keys, forward_pass, convolution.before)
+        )
+        local = None if convolution is None else convolution(inputs, forward_pass, before)
+        if not forward_pass.blocks:
+            attended, weights = self.self_attn(inputs, keys, None, forward_pass, output_attentions, slots)
+            return self._feed_forward(hidden, attended, local, forward_pass.kernels), weights
+        slots = self.self_attn.project(keys, None, forward_pass) if slots is None else slots
+        for block in forward_pass.blocks:
+            attended, _ = self.self_attn.attend(inputs[block], slots.block(*block), forward_pass.kernels)
+            hidden[block] = self._feed_forward(hidden[block], attended, take_block(local, *block), forward_pass.kernels)
         return hidden, None
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor, local: Tensor | None, kernels: Kernels) -> Tensor:
@@ -180,7 +182,7 @@ class LinformerLayers(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        run: ForwardPass | None = None,
+        forward_pass: ForwardPass | None = None,
         order: Int[Tensor, "batch seq_len"] | None = None,
         *,
         output_attentions: bool = False,
@@ -194,7 +196,7 @@ class LinformerLayers(nn.Module):
 
         Args:
             hidden: Embeddings; with blocks the layers compute in their memory.
-            run: The forward pass; None: of the encoder alone, without padding.
+            forward_pass: The forward pass; None: of the encoder alone, without padding.
             order: The order of `right_padded` that the tokens have; what is returned is put back into the caller's.
             output_attentions: Whether to return P̄ of all layers.
             output_hidden_states: Whether to return the embeddings and the output of each layer.
@@ -202,20 +204,20 @@ class LinformerLayers(nn.Module):
         """
         states: list[Tensor] = []
         attentions: list[Tensor] = []
-        run = ForwardPass.of(hidden, run)
+        forward_pass = ForwardPass.of(hidden, forward_pass)
         if self.projection is not None:
             bind_replica(self)
         for number, layer in enumerate(self.layers):
             if output_hidden_states:
                 states.append(put_back(hidden, order))
             past = None if past_key_values is None else past_key_values.layers[number]
-            hidden, weights = layer(hidden, run, output_attentions, past_key_values=past)
+            hidden, weights = layer(hidden, forward_pass, output_attentions, past_key_values=past)
             if weights is not None:
                 attentions.append(put_back_weights(weights, order, columns=bool(layer.is_full)))
         if self.layer_norm is not None:
-            for block in run.blocks:
+            for block in forward_pass.blocks:
                 hidden[block] = self.layer_norm(hidden[block])
-            hidden = hidden if run.blocks else self.layer_norm(hidden)
+            hidden = hidden if forward_pass.blocks else self.layer_norm(hidden)
         last = put_back(hidden, order)
         return BaseModelOutput(
             last,

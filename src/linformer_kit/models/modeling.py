@@ -311,8 +311,8 @@ class LinformerEncoder(LinformerPreTrainedModel):
             As of `LinformerModel`.
         """
         inputs = checked_inputs(self, None, attention_mask, None, None, inputs_embeds)
-        run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
-        return self.encoder(inputs.finite, run, inputs.order, **shown)
+        forward_pass, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
+        return self.encoder(inputs.finite, forward_pass, inputs.order, **shown)
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -366,17 +366,17 @@ class LinformerModel(LinformerPreTrainedModel):
         cache = LinformerCache(self.config) if cache is None and use_cache else cache
         given = (self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         inputs = checked_inputs(*given, past=cache)
-        run, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
-        order, blocks = inputs.order, run.blocks
+        forward_pass, shown = self._forward_pass(inputs, output_attentions, output_hidden_states)
+        order, blocks = inputs.order, forward_pass.blocks
         hidden = self.embeddings.run_in_blocks(inputs, blocks) if blocks else self.embeddings(inputs)
         del given, inputs, inputs_embeds  # they would keep their memory during the encoder's call
         if cache is None:
-            return self.encoder(hidden, run, order, **shown)
-        run = run._replace(before=cache.lengths)
-        has_weights = shown["output_attentions"] and run.before is not None and hidden.shape[1] > 1
+            return self.encoder(hidden, forward_pass, order, **shown)
+        forward_pass = forward_pass._replace(before=cache.lengths)
+        has_weights = shown["output_attentions"] and forward_pass.before is not None and hidden.shape[1] > 1
         if has_weights and any(layer.is_full for layer in self.encoder.layers):
             expected = "False for several tokens after past_key_values where a layer has full attention"
             raise InputError(f"output_attentions: expected {expected}, got True")
-        encoded = self.encoder(hidden, run, order, **shown, past_key_values=cache)
-        cache.count(hidden, run.lengths)
+        encoded = self.encoder(hidden, forward_pass, order, **shown, past_key_values=cache)
+        cache.count(hidden, forward_pass.lengths)
         return BaseModelOutputWithPast(encoded.last_hidden_state, cache, encoded.hidden_states, encoded.attentions)

@@ -85,7 +85,7 @@ class ProjectedAttention(nn.Module):
         query: Float[Tensor, "batch query_len embed"],
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"] | None = None,
-        run: ForwardPass | None = None,
+        forward_pass: ForwardPass | None = None,
         need_weights: bool = False,
         slots: Slots | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
@@ -95,7 +95,7 @@ class ProjectedAttention(nn.Module):
             query: Input of the queries; with a sliding window those of the positions of the keys.
             key: Input of the keys, with zeros at padding (`padding.zero_padding`).
             value: Input of the values; None: that of the keys, so that E·X is computed once.
-            run: The forward pass; None: of this layer alone, without padding.
+            forward_pass: The forward pass; None: of this layer alone, without padding.
             need_weights: Whether to return the context mapping P̄.
             slots: The slots; None: those of the keys.
 
@@ -106,9 +106,9 @@ class ProjectedAttention(nn.Module):
             InputError: for a sequence longer than the projection allows, and a projection with other heads or fewer
                 slots.
         """
-        run = ForwardPass.of(key, run)
-        slots = self.project(key, value, run) if slots is None else slots
-        output, weights = self.attend(query, slots, run.kernels, need_weights)
+        forward_pass = ForwardPass.of(key, forward_pass)
+        slots = self.project(key, value, forward_pass) if slots is None else slots
+        output, weights = self.attend(query, slots, forward_pass.kernels, need_weights)
         if weights is not None and self.sliding_window and slots.neighbours is None and not self.is_full:
             weights = F.pad(weights, (0, self.sliding_window))  # each token is a slot
         return output, weights
@@ -117,23 +117,23 @@ class ProjectedAttention(nn.Module):
         self,
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"] | None,
-        run: ForwardPass,
+        forward_pass: ForwardPass,
     ) -> Slots:
         """The slots E·K·W_K and F·V·W_V, which all queries share; arguments as of `forward`."""
         module, declared, dims = self.checked_projection()  # again: k may be set, and E and F may be replaced
         layout = Layout(dims, self.sliding_window, self.global_tokens, self.causal)
         values = None if value is None else value.unsqueeze(1)
-        tokens = Tokens(key.unsqueeze(1), values, False, run, key)
-        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims, run.kernels):
+        tokens = Tokens(key.unsqueeze(1), values, False, forward_pass, key)
+        if self._compresses_first(declared, key.shape[1] - self.global_tokens, dims, forward_pass.kernels):
             return make_slots(module, tokens, layout, self)  # (E·X)·W + (E·r)⊗b
         return make_slots(module, self.map_tokens(tokens), layout)  # E·(X·W + r⊗b)
 
     def map_tokens(self, tokens: Tokens) -> Tokens:
         """X·W + 1·b of keys and values, by heads."""
-        kernels, heads, key = tokens.run.kernels, self.num_heads, tokens.key.squeeze(1)
+        kernels, heads, key = tokens.forward_pass.kernels, self.num_heads, tokens.key.squeeze(1)
         keys = split_heads(kernels.apply_linear(self.k_proj, key), heads)
         values = split_heads(kernels.apply_linear(self.v_proj, tokens.values.squeeze(1)), heads)
-        return Tokens(keys, values, True, tokens.run, inputs=key)
+        return Tokens(keys, values, True, tokens.forward_pass, inputs=key)
 
     def map_slots(self, slots: Compressed, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """(E·X)·W + (E·r)⊗b of keys and values, by heads."""
@@ -212,23 +212,29 @@ def make_slots(projection: nn.Module, tokens: Tokens, layout: Layout, layer: Pro
         layout: What queries see; with a window, also the tokens themselves.
         layer: Its W_K and W_V map the slots, and those tokens that queries see as they are.
     """
-    (dims, width, first, causal), run = layout, tokens.run
+    (dims, width, first, causal), forward_pass = layout, tokens.forward_pass
     if layer is None:
-        key, value = (zero_padding(each, run.lengths) for each in (tokens.key, tokens.values))  # the biases too
+        key, value = (
+            zero_padding(each, forward_pass.lengths) for each in (tokens.key, tokens.values)
+        )  # the biases too
         tokens = tokens._replace(key=key, value=value)
-        if _is_exact(inside(projection), key.shape[2] - first, dims, run.kernels):
+        if _is_exact(inside(projection), key.shape[2] - first, dims, forward_pass.kernels):
             # Full attention (equation 2): each token is its own slot; padding comes after all real queries.
-            real = None if run.lengths is None or causal else real_tokens(run.lengths, key.shape[2])[:, None]
+            real = (
+                None
+                if forward_pass.lengths is None or causal
+                else real_tokens(forward_pass.lengths, key.shape[2])[:, None]
+            )
             return Slots(key, value, real, is_causal=causal)
     rest = tokens.after(first) if first else tokens
 
     def compress(number: int) -> Slots:
         compressed = projection(rest, number)
-        key, value = compressed[:2] if layer is None else layer.map_slots(compressed, run.kernels)
+        key, value = compressed[:2] if layer is None else layer.map_slots(compressed, forward_pass.kernels)
         if compressed.sizes is None:
             return Slots(key, value)
         sizes = compressed.sizes[:, None]  # for all heads
-        may_be_empty = run.lengths is not None or run.kernels.exporting
+        may_be_empty = forward_pass.lengths is not None or forward_pass.kernels.exporting
         return Slots(key, value, sizes > 0 if may_be_empty else None, sizes)
 
     slots = compress(dims[0]) if len({*dims}) == 1 else Slots.for_heads(compress, dims)
@@ -236,12 +242,12 @@ def make_slots(projection: nn.Module, tokens: Tokens, layout: Layout, layer: Pro
         return slots
     seen = tokens if layer is None else layer.map_tokens(tokens if width else tokens.until(first))
     if first:
-        slots = slots.after_tokens(seen.key[:, :, :first], seen.values[:, :, :first], run.lengths)
+        slots = slots.after_tokens(seen.key[:, :, :first], seen.values[:, :, :first], forward_pass.lengths)
     if not width:
         return slots
     # Slots count for the tokens only that a query does not see.
     edges = None if slots.sizes is None else F.pad(slots.sizes.cumsum(-1), (1, 0))
-    window = Window(width, causal, lengths=run.lengths)
+    window = Window(width, causal, lengths=forward_pass.lengths)
     return slots._replace(neighbours=Neighbours(seen.key, seen.values, window, edges))
 
 

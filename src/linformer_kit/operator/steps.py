@@ -45,9 +45,9 @@ class Past(NamedTuple):
     slots: KeyValues | None  # of global tokens, then of windows; None: full attention
 
 
-def keep(layer: ProjectedAttention, slots: Slots, run: ForwardPass) -> Past:
+def keep(layer: ProjectedAttention, slots: Slots, forward_pass: ForwardPass) -> Past:
     """What is kept of the slots of a layer in a forward pass: copies, so that the rest can be freed."""
-    near, lengths = slots.neighbours, run.lengths
+    near, lengths = slots.neighbours, forward_pass.lengths
     tokens = KeyValues(*(slots[:2] if near is None else near[:2]))  # without a window each token is a slot
     if near is not None:
         lengths = near.window.lengths
@@ -61,7 +61,7 @@ def keep(layer: ProjectedAttention, slots: Slots, run: ForwardPass) -> Past:
 
 
 def next_slots(
-    layer: ProjectedAttention, hidden: Float[Tensor, "batch seq_len embed"], past: Past, run: ForwardPass
+    layer: ProjectedAttention, hidden: Float[Tensor, "batch seq_len embed"], past: Past, forward_pass: ForwardPass
 ) -> Slots:
     """The slots for the queries of tokens that follow those of which `past` was kept.
 
@@ -69,30 +69,30 @@ def next_slots(
         layer: The layer.
         hidden: Input of the keys and values of the new tokens, right-padded.
         past: What was kept before.
-        run: The forward pass, with the number of tokens `before` these.
+        forward_pass: The forward pass, with the number of tokens `before` these.
 
     Raises:
         InputError: for a projection inside another module, another k than before, and another number format.
     """
-    assert run.before is not None
+    assert forward_pass.before is not None
     added, kept = hidden.shape[1], past.tokens.key.shape[2]
-    mapped = layer.map_tokens(Tokens(hidden.unsqueeze(1), None, False, run))
+    mapped = layer.map_tokens(Tokens(hidden.unsqueeze(1), None, False, forward_pass))
     given, expected = past.tokens.key.dtype, mapped.key.dtype
     check_input(given == expected, "past_key_values", f"those of {expected}", given)
     pairs = zip(past.tokens, (mapped.key, mapped.values), strict=True)
     near = KeyValues(*(torch.cat(pair, dim=2) for pair in pairs))
-    new = torch.full_like(run.before, added) if run.lengths is None else run.lengths
-    shift = kept - run.before
+    new = torch.full_like(forward_pass.before, added) if forward_pass.lengths is None else forward_pass.lengths
+    shift = kept - forward_pass.before
     width = kept + added if layer.is_full else kept
     window = Window(width, is_causal=True, first=kept, lengths=kept + new, starts=shift.clamp(min=0))
     if past.slots is None:
         return Slots(near.key[:, :, :0], near.value[:, :, :0], neighbours=Neighbours(*near, window))
-    slots, edges = _next_windows(layer, near, past.slots, shift, added, run)
+    slots, edges = _next_windows(layer, near, past.slots, shift, added, forward_pass)
     return Slots(*slots, neighbours=Neighbours(*near, window, edges))
 
 
 def _next_windows(
-    layer: ProjectedAttention, near: KeyValues, past: KeyValues, shift: Tensor, added: int, run: ForwardPass
+    layer: ProjectedAttention, near: KeyValues, past: KeyValues, shift: Tensor, added: int, forward_pass: ForwardPass
 ) -> tuple[KeyValues, Tensor]:
     """The slots, of which those of windows with new tokens are new, and their edges as columns of `near`."""
     (projection, _, dims), first = layer.checked_projection(), layer.global_tokens
@@ -110,7 +110,7 @@ def _next_windows(
         numbers = ((start + 1) * k - 1) // n + torch.arange(count, device=device)
         places = (numbers * n // k)[..., None] + torch.arange(-(-n // k), device=device)
         real = places < ((numbers + 1) * n // k)[..., None]  # of a window that is not complete, any tokens
-        windows = Windows((places + first + shift[:, None, None]).clamp(0, total - 1), real, run.kernels)
+        windows = Windows((places + first + shift[:, None, None]).clamp(0, total - 1), real, forward_pass.kernels)
         index = (torch.arange(k, device=device) - numbers[:, :1]).clamp(0, count - 1)
         keys, values = projection.reduce(windows, near.key, False), projection.reduce(windows, near.value, True)
         return Slots(_take(keys, index), _take(values, index))

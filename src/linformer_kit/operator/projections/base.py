@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
     key: Float[Tensor, "batch heads seq_len dim"]
     value: Float[Tensor, "batch heads seq_len dim"] | None  # None: those of the keys
     is_mapped: bool
-    run: ForwardPass
+    forward_pass: ForwardPass
     # The input of the keys; None: what is mapped is all there is, as in a linearised model.
     inputs: Float[Tensor, "batch seq_len embed"] | None = None
 
@@ -50,11 +50,11 @@ class Tokens(NamedTuple):
 
     def after(self, first: int) -> Tokens:
         """The tokens after the first ones of each text."""
-        lengths = None if self.run.lengths is None else (self.run.lengths - first).clamp(min=0)
+        lengths = None if self.forward_pass.lengths is None else (self.forward_pass.lengths - first).clamp(min=0)
         return self._replace(
             key=self.key[:, :, first:],
             value=None if self.value is None else self.value[:, :, first:],
-            run=self.run._replace(lengths=lengths),
+            forward_pass=self.forward_pass._replace(lengths=lengths),
             inputs=None if self.inputs is None else self.inputs[:, first:],
         )
 

@@ -50,7 +50,7 @@ class MatrixProjection(SequenceProjection):
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
     def forward(self, tokens: Tokens, slots: int) -> Compressed:
-        seq_len, kernels, lengths = tokens.key.shape[2], tokens.run.kernels, tokens.run.lengths
+        seq_len, kernels, lengths = tokens.key.shape[2], tokens.forward_pass.kernels, tokens.forward_pass.lengths
         self._check_length(seq_len, kernels)
         matrices = self.matrices(tokens.source, lengths, slots)
         if self.tied and matrices[0] is not matrices[1]:

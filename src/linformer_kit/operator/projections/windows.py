@@ -74,8 +74,8 @@ class WindowProjection(SequenceProjection):
 
     def forward(self, tokens: Tokens, slots: int) -> Compressed:
         seq_len = tokens.key.shape[2]
-        self._check_length(seq_len, tokens.run.kernels)
-        windows = self.windows(seq_len, slots, tokens.run, tokens.key.device)
+        self._check_length(seq_len, tokens.forward_pass.kernels)
+        windows = self.windows(seq_len, slots, tokens.forward_pass, tokens.key.device)
 
         def reduce(hidden: Tensor, are_values: bool) -> Tensor:
             reduced = self.reduce(windows, hidden, are_values)
@@ -85,7 +85,9 @@ class WindowProjection(SequenceProjection):
 
         return Compressed(*tokens.map(reduce, tied=self.tied), sizes=windows.real.sum(-1))
 
-    def windows(self, seq_len: int, slots: int, run: ForwardPass, device: torch.device | None = None) -> Windows:
+    def windows(
+        self, seq_len: int, slots: int, forward_pass: ForwardPass, device: torch.device | None = None
+    ) -> Windows:
         """Exactly k windows tile the longest sequence, and their sizes differ by at most one.
 
         Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋ of n. A text of m < n tokens keeps these windows and fills only
@@ -94,10 +96,10 @@ class WindowProjection(SequenceProjection):
         Args:
             seq_len: Positions in the batch, padding included.
             slots: k.
-            run: The forward pass.
+            forward_pass: The forward pass.
             device: Device of the result if it has no lengths.
         """
-        lengths, kernels = run.lengths, run.kernels
+        lengths, kernels = forward_pass.lengths, forward_pass.kernels
         real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
         longest: int = self.seq_len
         tiled: int | Tensor = longest
