@@ -105,7 +105,7 @@ class Output:
         texts: The texts.
 
     Raises:
-        InputError: for an output that exists, unless it is to be resumed or overwritten, or is a file of the texts.
+        InputError: for an output that exists, unless it is to be resumed, or is a file of the texts.
     """
 
     def __init__(self, settings: PredictSettings | EmbedSettings, texts: Texts) -> None:

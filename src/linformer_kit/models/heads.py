@@ -2,7 +2,7 @@
 
     LinformerForMaskedLM                the tied head of pretraining
     LinformerForCausalLM                the same head over causal layers (in `causal`)
-    LinformerForSequenceClassification  classification and regression over the first token
+    LinformerForSequenceClassification  classification and regression over the first token, or a mean
     LinformerForTokenClassification     a label for each token
     LinformerForQuestionAnswering       start and end position of the answer
 
