@@ -253,8 +253,8 @@ def test_texts_of_a_cache_are_chosen_and_repeated(model):
 def test_what_generate_cannot_do_is_one_line(model, how, message):
     """Also in a generation configuration; but the cache is no part of one."""
     causal, (ids, mask) = model("mean"), left_padded()
-    if how.get(CACHE) == "own":
-        how = how | {CACHE: causal(ids, mask, use_cache=True).past_key_values}
+    if how.get("past_key_values") == "own":
+        how = how | {"past_key_values": causal(ids, mask, use_cache=True)[CACHE]}
     with pytest.raises(InputError, match=f"^{re.escape(message)}[^\n]*$"):
         causal.generate(ids, **{"attention_mask": mask} | how)
     if not how.keys() & {"past_key_values", "attention_mask"}:
