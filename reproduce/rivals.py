@@ -21,13 +21,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas
 import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from linformer_cli.settings.declare import Count, Machine, Measurement, settings
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.export import exportable
 from linformer_kit.linearized.linearize import linearize, optimize
-from reproduce.common import Record, Results, ScriptSettings, markdown, run
+from reproduce.common import Record, Results, ScriptSettings, length_axis, markdown, new_panels, run
 from reproduce.linearised import Architecture, original
 
 MIXED = 0  # in place of n: a batch of texts of many lengths
@@ -35,6 +36,15 @@ TEXTS, SHORTEST, LONGEST = 16, 100, 4000
 Way = Literal[
     "torch", "optimized", "linearised", "onnx_tracing", "openvino_tracing", "onnx", "openvino", "openvino_linearised"
 ]
+# The lines of the picture.
+DRAWN: dict[Way, str] = {
+    "torch": "PyTorch, sdpa",
+    "openvino_tracing": "OpenVINO, traced",
+    "optimized": "PyTorch, lk.optimize",
+    "openvino": "OpenVINO, linformer export",
+    "linearised": "PyTorch, lk.linearize",
+    "openvino_linearised": "OpenVINO, lk.linearize and linformer export",
+}
 CPU = torch.device("cpu")
 
 
@@ -197,5 +207,24 @@ def table(content: Record) -> str:
     return "\n\n".join(parts)
 
 
+def draw(content: Record) -> Figure | None:
+    """Seconds by n, in a panel for each encoder and number format; a line for each way in `DRAWN`. None: a single n."""
+    timed = [record for record in content["records"] if record["way"] in DRAWN and "median_s" in record]
+    frame = pandas.DataFrame([record for record in timed if record["n"] != MIXED], columns=[*Cell._fields, "median_s"])
+    if frame["n"].nunique() < 2:
+        return None
+    ways = [way for way in DRAWN if (frame["way"] == way).any()]
+    panels = dict(iter(frame.groupby(["architecture", "dtype"], sort=False)))
+    figure, grid = new_panels(len(panels), (4.8, 3.8))
+    for axes, ((architecture, dtype), part) in zip(grid, panels.items(), strict=True):
+        for marker, way in zip("osD^vP", ways, strict=False):
+            line = part[part["way"] == way].sort_values("n")
+            axes.plot(line["n"], line["median_s"], marker=marker, label=DRAWN[way])
+        length_axis(axes, sorted(part["n"].unique()))
+        axes.set(ylabel="seconds for one text", title=f"{architecture}, {dtype}")
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    return figure
+
+
 if __name__ == "__main__":
-    run(Settings, measure, table)
+    run(Settings, measure, table, draw)

@@ -23,3 +23,22 @@ def test_a_cell_alone_and_then_the_others(tmp_path, monkeypatch):
     assert cells == [("torch", 0), ("torch", 70), ("optimized", 70), ("optimized", 0)]
     assert all(each["difference"] < 1e-5 for each in records)
     assert "## modernbert, float32: seconds" in (tmp_path / "rivals.md").read_text()
+
+
+def test_a_line_for_each_way_without_mixed_batches_and_what_failed():
+    def record(way, dtype, n, **measured):
+        return {"way": way, "architecture": "modernbert", "dtype": dtype, "n": n, **measured}
+
+    records = [record("optimized", "float32", n, median_s=n / 7) for n in (512, 8192, 2048, 0)]
+    records += [record("torch", "float32", 512, median_s=3.0), record("torch", "float32", 2048, error="out of memory")]
+    assert script.draw({"records": records[:1]}) is None  # nothing by n
+    records += [record("openvino", "bfloat16", 512, median_s=5.0)]
+    panels = script.draw({"records": records}).axes
+    lines = {
+        axes.get_title(): {line.get_label(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())}
+        for axes in panels
+    }
+    assert lines == {
+        "modernbert, float32": {"PyTorch, sdpa": [512], "PyTorch, lk.optimize": [512, 2048, 8192]},
+        "modernbert, bfloat16": {"OpenVINO, linformer export": [512]},
+    }
