@@ -232,12 +232,9 @@ def test_print_config_names_every_setting(capsys):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_is_complete(name):
-    """It parses, its architecture can be built, and its header has all fields."""
+    """It parses, and its architecture can be built."""
     settings = parse(["pretrain", "--recipe", name])[1]
     LinformerConfig(**dataclasses.asdict(settings.model))
-    header = RECIPES[name].read_text().split("\nmodel:")[0]
-    for word in (name, "Hardware:", "Time", "linformer_kit pretrain" if "paper" in name else "linformer pretrain"):
-        assert word in header
 
 
 @pytest.mark.parametrize(("name", "n", "k"), [("paper-base-512", 512, 128), ("paper-base-1024", 1024, 256)])

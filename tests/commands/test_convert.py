@@ -27,16 +27,10 @@ from linformer_kit import LinformerConfig, LinformerForCausalLM, LinformerForMas
 from linformer_kit.files.manifest import damage
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
-from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_tokenizer
+from tests.conftest import SIZES, encoded_lengths, fail, fail_last_line, pad_always, randomise, save_tokenizer
 
-SIZES = {
-    "vocab_size": 101,
-    "hidden_size": 33,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 2,
-    "intermediate_size": 29,
-}
-OWN = SIZES | {"vocab_size": 53, "max_position_embeddings": 37, "projected_dim": 7, "sliding_window": 6}
+BERT = {name: size for name, size in SIZES.items() if name != "projected_dim"}
+OWN = SIZES | {"vocab_size": 53, "sliding_window": 6}
 
 
 def said(capsys, *words: object) -> str:
@@ -49,7 +43,7 @@ def said(capsys, *words: object) -> str:
 def source(class_name: str, folder: Path, **fields: object) -> PreTrainedModel:
     """A model of transformers with random weights, saved."""
     model_class = getattr(transformers, class_name)
-    config = model_class.config_class(**SIZES, max_position_embeddings=37, num_labels=3, **fields)
+    config = model_class.config_class(**BERT, num_labels=3, **fields)
     model = randomise(model_class(config)).eval()
     model.save_pretrained(folder)
     return model
@@ -74,23 +68,6 @@ def test_a_model_of_this_package_made_longer(tmp_path, capsys):
         assert encoded_lengths(longer, "w7", "w7 " * 99) == [1, 74]
         assert damage(longer) is None and (longer / "manifest.json").exists()
     assert len([*tmp_path.iterdir()]) == 6
-
-
-def test_a_linear_embedder_made_longer(tmp_path, capsys):
-    """Texts of the old length keep their outputs, and the pooling is kept, with the new limit of tokens."""
-    source("BertModel", tmp_path / "theirs")
-    save_tokenizer(tmp_path / "theirs")
-    encoder = Transformer(str(tmp_path / "theirs"))
-    modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls")]
-    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
-    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "linear"), "--projected_dim", "7"])
-    out = said(capsys, "resize", tmp_path / "linear", tmp_path / "longer", "--max_position_embeddings", "74")
-    assert "n 74, k 7" in out and "untrained" not in out
-    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
-    ids = torch.randint(5, 53, (2, 31))
-    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
-    loaded = SentenceTransformer(str(tmp_path / "longer"), device="cpu", local_files_only=True)
-    assert loaded.max_seq_length == 74 and loaded[1].pooling_mode == "cls"
 
 
 @pytest.mark.parametrize(
@@ -133,19 +110,25 @@ def test_linearize(tmp_path, capsys):
     assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
 
 
-@pytest.mark.parametrize(("options", "limit"), [(["--max_position_embeddings", "74"], 74), ([], 13)])
-def test_how_texts_are_embedded_is_kept(options, limit, tmp_path, caplog):
-    """The limit of tokens stays, unless the length is new."""
+def test_how_texts_are_embedded_is_kept(tmp_path, capsys, caplog):
+    """The limit of tokens too, unless the length is new; made longer, texts of the old length keep their outputs."""
     source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     encoder = Transformer(str(tmp_path / "theirs"), max_seq_length=13)
     modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
-    prompts = {"query": "w9 "}
-    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "theirs"))
-    main(["linearize", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
-    assert damage(tmp_path / "ours") is None and "not in the result" not in caplog.text
-    loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
-    assert loaded.max_seq_length == limit and loaded.prompts["query"] == "w9 "
+    SentenceTransformer(modules=modules, device="cpu", prompts={"query": "w9 "}).save(str(tmp_path / "theirs"))
+    longer = ["--max_position_embeddings", "74"]
+    said(capsys, "linearize", tmp_path / "theirs", tmp_path / "same", "--projected_dim", "7")
+    said(capsys, "linearize", tmp_path / "theirs", tmp_path / "new", *longer)
+    out = said(capsys, "resize", tmp_path / "same", tmp_path / "longer", *longer)
+    assert "n 74, k 7" in out and "untrained" not in out and "not in the result" not in caplog.text
+    for name, limit in (("same", 13), ("new", 74), ("longer", 74)):
+        loaded = SentenceTransformer(str(tmp_path / name), device="cpu", local_files_only=True)
+        assert (loaded.max_seq_length, loaded.prompts["query"], loaded[1].pooling_mode) == (limit, "w9 ", "cls")
+        assert damage(tmp_path / name) is None
+    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("same", "longer"))
+    ids = torch.randint(5, 53, (2, 31))
+    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_linearize_a_model_of_images(tmp_path, capsys):

@@ -12,7 +12,7 @@ import pytest
 from linformer_cli.errors import InputError
 from linformer_kit.data import packing
 from linformer_kit.data.corpus import Side
-from linformer_kit.data.packing import BlockMasker, pack, shuffled_blocks
+from linformer_kit.data.packing import BlockMasker, pack
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SEQ_LEN = 13
@@ -124,12 +124,3 @@ def test_equal_keys_give_equal_masks_and_others_do_not(masked):
     assert all((one == two).all() for one, two in zip(first, masked(487), strict=True))
     others = [{"seed": 4}, {"epoch": 6}, {"index": 8}, {"seed": 5, "epoch": 3}, {"epoch": 7, "index": 5}]
     assert all((masked(487, **changed)[2] != first[2]).any() for changed in others)
-
-
-def test_each_block_once_in_an_order_of_seed_and_epoch():
-    def order(seed, epoch):
-        return shuffled_blocks(101, seed=seed, epoch=epoch)
-
-    assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
-    assert order(3, 5) == order(3, 5)
-    assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4

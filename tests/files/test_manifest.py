@@ -51,17 +51,6 @@ def test_damage_names_the_file(name, content, message, tmp_path):
     assert (damage(folder, only="c.*") is None) == (name != "manifest.json")
 
 
-def test_a_folder_is_replaced_at_once_and_kept_after_a_failure(tmp_path):
-    folder = write(tmp_path / "checkpoint-1", "first")
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder, replace=True) as part:
-        (part / "a.txt").write_text("half")
-        raise KeyboardInterrupt
-    assert damage(folder) is None and (folder / "a.txt").read_text() == "first"
-    write(folder, "second")
-    assert (folder / "a.txt").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-
-
 def test_what_a_killed_process_leaves_is_finished_or_removed(tmp_path):
     """Half a folder, a link, and complete ones whose old version is partly removed, or intact."""
     write(tmp_path / "checkpoint-1", "kept")

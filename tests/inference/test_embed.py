@@ -126,8 +126,10 @@ def lines(capsys) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line and "%|" not in line]
 
 
-@pytest.mark.parametrize("options", [[], ["--pieces", "--max_length", "17"]])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("options", "number", "code"),
+    [([], signal.SIGTERM, 143), (["--pieces", "--max_length", "17"], signal.SIGINT, 130)],
+)
 def test_a_run_that_is_asked_to_stop_goes_on_behind_the_last_group(
     folder, tmp_path, monkeypatch, capsys, options, number, code
 ):

@@ -1,4 +1,4 @@
-"""Ways to embed long texts: each method beside its plain form, and the script at a tiny size."""
+"""Ways to embed long texts: passages and ranks by hand, and the script at a tiny size."""
 
 from __future__ import annotations
 
@@ -7,66 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from linformer_kit import linearize
-from linformer_kit.models.base import set_positions
 from reproduce import documents
-from tests.long_texts import LONGEST, article, write_articles, write_encoder
+from tests.long_texts import article, write_articles, write_encoder
 from tests.reproduce.started import start
-
-LENGTH = 127
-TEXTS = [article(number, sentences=3 + 11 * number) for number in range(3)]
-TOLERANCE = {"rtol": 0, "atol": 2e-6}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """An encoder, and beside it a linear one."""
     folder = write_encoder(tmp_path_factory.mktemp("models") / "teacher")
-    student = linearize(teacher(folder), 7, max_position_embeddings=251, sliding_window=5)
+    student = linearize(
+        transformers.AutoModel.from_pretrained(folder), 7, max_position_embeddings=251, sliding_window=5
+    )
     student.save_pretrained(folder.parent / "student")
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder.parent / "student")
     write_articles(folder.parent / "articles.jsonl")
     return folder
-
-
-def teacher(folder: Path) -> transformers.PreTrainedModel:
-    return transformers.AutoModel.from_pretrained(folder)
-
-
-def embedded(folder: Path, name: str, **options) -> np.ndarray:
-    """Embeddings of `TEXTS` by a method."""
-    given = {"lengths": [LONGEST, LENGTH], "precision": "float32", "batch_size": 3} | options
-    return documents.build_method(name, documents.Settings(teacher=str(folder), **given))(TEXTS)
-
-
-def plain(model: transformers.PreTrainedModel, folder: Path, tokens: list[int]) -> np.ndarray:
-    """The normalised mean of the hidden states of one input."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        batch = torch.tensor([[tokenizer.bos_token_id, *tokens, tokenizer.eos_token_id]])
-        mean = model.eval()(input_ids=batch)[0][0].mean(dim=0)
-    return (mean / mean.norm()).numpy()
-
-
-def ids(folder: Path, text: str) -> list[int]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-@pytest.mark.parametrize("name", ["cut", "stretched", "linearised", "student"])
-def test_methods_of_one_pass(folder, name):
-    model, length = teacher(folder), LONGEST if name == "cut" else LENGTH
-    if name == "stretched":
-        set_positions(model, LENGTH, "extend")
-    elif name == "linearised":
-        model = linearize(model, max_position_embeddings=LENGTH)
-    elif name == "student":
-        model, length = teacher(folder.parent / "student"), 251
-    expected = [plain(model, folder, ids(folder, text)[: length - 2]) for text in TEXTS]
-    np.testing.assert_allclose(embedded(folder, name, models=[str(folder.parent / "student")]), expected, **TOLERANCE)
 
 
 @pytest.fixture
@@ -107,21 +66,6 @@ def test_passages_are_the_whole_text_and_queries_have_words_of_theirs(folder):
         title, words = query.split(": ")
         assert title == passages[target][0] and len(words.split()) == documents.WORDS
         assert re.search(".*".join(rf"\b{word}\b" for word in words.split()), passages[target][1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--queries", 8], "queries: expected 1 to 7 (the searched texts of at least 251 tokens), got 8"),
-        (["--tasks", "passkey", "--lengths", 13, 251], "lengths: expected room for more than the "),
-    ],
-)
-@pytest.mark.e2e
-def test_what_cannot_be_used_is_one_line(common, tmp_path, options, message, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        start(documents, tmp_path / "out", *common, *options)
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert exit_.value.code == 2 and error.startswith(f"linformer: error: {message}")
 
 
 def test_ranks_by_hand():

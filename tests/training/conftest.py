@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import numpy as np
@@ -134,20 +133,3 @@ def after_updates(training: Run, call) -> Run:
     update = training._update
     training._update = lambda data: (update(data), call())
     return training
-
-
-def spoilt(task, *wrong: tuple[int, int], value: float = math.nan):
-    """A task whose loss is not finite in so manyth updates and passes, from 0."""
-    begin, forward, place = task.begin, task.forward, {"update": None, "number": 0}
-
-    def count(update: int | None) -> None:
-        place.update(update=update, number=0)
-        begin(update)
-
-    def spoil(batch, labels):
-        here = (place["update"], place["number"])
-        place["number"] += 1
-        return forward(batch, labels) * (value if here in wrong else 1.0)
-
-    task.begin, task.forward = count, spoil
-    return task

@@ -177,17 +177,6 @@ def test_columns_stay_with_a_classifier_that_is_linearised_or_distilled(encoder,
         assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
 
 
-def test_training_ends_early_and_waits_no_longer_when_it_is_resumed(encoder, texts, tmp_path):
-    options = ["--train_file", texts, "--eval_steps=1", "--max_steps=20", "--early_stopping_patience=3"]
-    options += ["--learning_rate=0", "--save_total_limit=9"]
-    finetune(encoder, out := tmp_path / "out", *options)
-    assert json.loads((out / "metrics.json").read_text())["updates"] == 4
-    shutil.rmtree(out / "checkpoint-4")
-    (out / "metrics.json").unlink()
-    finetune(encoder, out, *options, "--resume")
-    assert json.loads((out / "metrics.json").read_text())["updates"] == 4
-
-
 def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):
     # 54 texts are 14 updates a pass; as if it had been interrupted in the second one.
     options = ["--train_file", texts, "--save_total_limit=9"]

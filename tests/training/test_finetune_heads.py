@@ -14,7 +14,7 @@ from linformer_cli.settings import FinetuneSettings
 from linformer_kit import linearize
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.training.finetune import load_encoder, trained_classes
-from tests.conftest import write_model, write_teacher
+from tests.conftest import values_of, write_model, write_teacher
 
 WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
 CLASSES = ("c", "a", "b")
@@ -50,13 +50,13 @@ def changed(folder: Path, model) -> set[str]:
     return {name for name, tensor in now.items() if name not in before or not torch.equal(tensor, before[name])}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("classes", "target"),
-    [(["a", "b", "c"], 1), (["b", "c"], 2), ([["c", "b"], ["a"]], [1.0, 0.0, 1.0]), (["A", "B"], 1)],
-    ids=["all", "some", "multi-label", "capitals"],
-)
-def test_a_classifier_of_these_classes_is_kept_whole(family, classes, target, tmp_path):
+ALL, SOME = (["a", "b", "c"], 1), (["b", "c"], 2)
+SEVERAL, CAPITALS = ([["c", "b"], ["a"]], [1.0, 0.0, 1.0]), (["A", "B"], 1)
+
+
+@pytest.mark.parametrize(("family", "classes"), values_of(FAMILIES, (ALL, SOME, SEVERAL, CAPITALS)))
+def test_a_classifier_of_these_classes_is_kept_whole(family, classes, tmp_path):
+    classes, target = classes
     folder = classifier(tmp_path, family)
     model, texts = load(folder, classes, tmp_path)
     assert not changed(folder, model)
@@ -64,8 +64,7 @@ def test_a_classifier_of_these_classes_is_kept_whole(family, classes, target, tm
     assert texts.labels.target(texts.train[0], column="label") == target
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("classes", [["a", "b", "c", "d"], ["x", "y", "z"]], ids=["more", "others"])
+@pytest.mark.parametrize(("family", "classes"), values_of(FAMILIES, (["a", "b", "c", "d"], ["x", "y", "z"])))
 def test_only_rows_of_classes_are_new_where_texts_have_other_classes(family, classes, tmp_path, caplog):
     folder, (_, rows, _) = classifier(tmp_path, family), FAMILIES[family]
     model, texts = load(folder, classes, tmp_path)
@@ -75,8 +74,7 @@ def test_only_rows_of_classes_are_new_where_texts_have_other_classes(family, cla
     assert f"new weights, which are random: {rows}.bias, {rows}.weight; {why}" in caplog.text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["ForMaskedLM", "ForTokenClassification"])
+@pytest.mark.parametrize(("family", "kind"), values_of(FAMILIES, ("ForMaskedLM", "ForTokenClassification")))
 def test_only_what_the_files_lack_is_new(family, kind, tmp_path, caplog):
     """Of ModernBERT's head, `dense` and `norm` are pretrained; a row for each class of tokens is none of texts."""
     fields, rows, rest = FAMILIES[family]

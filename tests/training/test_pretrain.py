@@ -166,7 +166,7 @@ def test_a_causal_model_is_trained_resumed_and_generates(corpus, tmp_path, capsy
     answers = pipeline("text-generation", str(whole))(["def function_1", "x"], batch_size=2, max_new_tokens=5)
     assert [answer[0]["generated_text"].startswith(text) for answer, text in zip(answers, ("def", "x"), strict=True)]
 
-    main(arguments(corpus, tmp_path / "on", f"--from_model={whole}"))
+    main(arguments(corpus, tmp_path / "on", f"--from_model={whole}", "--max_steps=2"))
     curve = json.loads((tmp_path / "on" / "metrics.json").read_text())["curve"]
     assert curve[0][1] == pytest.approx(results["validation_loss"], rel=1e-3)
     assert "expected False for LinformerForMaskedLM, got True" in fail(capsys, "fill-mask", whole, "<mask>")

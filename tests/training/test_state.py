@@ -6,7 +6,6 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,38 +112,21 @@ def test_schedules_are_those_of_transformers(kind, theirs, updates, warmup, tmp_
         assert ours(update) > 0
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only moves when told to."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(training_log.time, "perf_counter", lambda: clock.now)
-    return clock
-
-
-def make(state: TrainingState, updates: int = 2, folder: Path = Path(), report_to: str = "none") -> TrainingLog:
-    return TrainingLog(state, updates=updates, unit="tokens", folder=folder, report_to=report_to)
-
-
-def updated(log: TrainingLog, state: TrainingState, clock: SimpleNamespace, seconds: float, items: int) -> None:
-    log.start_clock()
-    clock.now += seconds
-    state.update += 1
-    state.losses.append(1.5)
-    log.updated(items)
-
-
-def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
+def test_a_line_says_how_fast_how_long_and_how_large(monkeypatch):
     """The speed of its own updates, the time left by all, and the mean loss."""
+    now = [100.0]
+    monkeypatch.setattr(training_log.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(training_log, "peak_memory", lambda _: 3 * 2**20)
     state = TrainingState()
-    log = make(state, updates=10)
-    updated(log, state, clock, 1, 50)
-    log.add_losses(learning_rate=1e-2, grad_norm=0.5)
-    assert state.losses == []
-    for loss in (1.0, 2.0):
-        updated(log, state, clock, 4, 50)
-        state.losses[-1] = loss
-    log.add_losses(learning_rate=5e-3, grad_norm=0.25)
+    log = TrainingLog(state, updates=10, unit="tokens", folder=Path(), report_to="none")
+    for seconds, loss in ((1, 7.0), (4, 1.0), (4, 2.0)):
+        log.start_clock()
+        now[0] += seconds
+        state.update += 1
+        state.losses.append(loss)
+        log.updated(50)
+        if state.update != 2:
+            log.add_losses(learning_rate=5e-3, grad_norm=0.25)
     log.close()
     line = state.log[-1]
     assert (line["step"], line["loss"], line["learning_rate"], line["grad_norm"]) == (3, 1.5, 5e-3, 0.25)
