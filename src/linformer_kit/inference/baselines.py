@@ -93,13 +93,12 @@ def words_alone(
         The answers, and its `strength`, `texts` to learn from and `seconds`; None if texts have no words to learn.
     """
     train, began = sample(list(train), MOST_TEXTS), time.monotonic()
-    others: dict[str, Sequence[Example]] = {"measured": measured, "validation": validation}
     if len(train) > _FEW_TEXTS and math.isfinite(seconds):
-        few = {name: sample(list(texts), _FEW_TEXTS) for name, texts in {"train": train, **others}.items()}
-        words_alone(**few, labels=labels, columns=columns)
+        few, few_measured, few_chosen = (sample(list(each), _FEW_TEXTS) for each in (train, measured, validation))
+        words_alone(few, few_measured, labels, columns, validation=few_chosen)
         asked = len(measured) + len(validation)
         spent, count = time.monotonic() - began, len(train)
-        by_text = spent / sum(map(len, few.values()))
+        by_text = spent / sum(map(len, (few, few_measured, few_chosen)))
         while count > _FEW_TEXTS and by_text * (count + asked) > seconds - spent:
             count //= 2
         train = sample(train, max(count, _FEW_TEXTS))

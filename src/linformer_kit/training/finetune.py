@@ -355,9 +355,10 @@ class Classification(Task):
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and labels; of a text read as pieces, the mean logits, as the last layer is affine."""
         inputs = dict(batch)
-        targets, text_of, shares = (inputs.pop(name, None) for name in ("labels", "text_of", "shares"))
-        if shares is None:
+        targets = inputs.pop("labels")
+        if "shares" not in inputs:
             return self._logits(inputs), targets
+        text_of, shares = inputs.pop("text_of"), inputs.pop("shares")
         size = self._windows_in_pass or len(shares)
         parts = [{name: each[at : at + size] for name, each in inputs.items()} for at in range(0, len(shares), size)]
         if len(parts) > 1 and torch.is_grad_enabled():
