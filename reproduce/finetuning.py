@@ -1,18 +1,18 @@
 """Fine-tune a sentence encoder on labelled long texts, in several ways of reading them: accuracy, time and memory.
 
 - truncated (`cut`): the encoder's first tokens (512 for MiniLM).
-- pieces: all tokens, in sequences of that length.
+- pieces: all tokens, in pieces of that length, as `linformer finetune --pieces`.
 - full attention (`stretched`): over all tokens at once, positions repeated.
 - linear, linear with adapter: all tokens at once with `linearize`, without and with an adapter.
 - linear with full layers: without an adapter, some layers keep full attention (`--full_layers`).
+- words alone: a regression on words, without the encoder, as `linformer finetune` reports it.
 
-The classifier is a linear layer on the mean over all tokens, so `pieces` are pooled before the classifier. Mixed
-precision where the device has bfloat16. What is chosen for each way, is chosen by accuracy on validation texts, with
-the first seed. Runs of some ways and tasks can be put together.
+The classifier is that of `linformer finetune`: a linear layer on the mean over all tokens, mixed precision where the
+device has bfloat16. Learning rates are chosen for each way by accuracy on validation texts, with the first seed.
 
-- frozen: a logistic regression on the means of the encoder as it is; its strength of regularisation is chosen.
-- accuracy: all weights are trained without dropout, from that regression on (Kumar et al. 2022), for all seeds; the
-  learning rate is chosen.
+- frozen: the logistic regression at which training starts, on the encoder as it is.
+- accuracy: all weights are trained from that regression on (Kumar et al. 2022), for all seeds; the best epoch by
+  validation texts counts.
 - cost: time of an update with the batch of median size and of the longest test text, all ways in turn, and the peak
   memory of such an update.
 
@@ -24,41 +24,43 @@ A folder of `data` has train, validation and test, each `.jsonl` with `text` and
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas
 import torch
 from matplotlib.figure import Figure
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
-from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
+from transformers import AutoModel, AutoTokenizer
 
-from linformer_cli.errors import input_errors
+from linformer_cli.errors import InputError, check_input
+from linformer_cli.settings import ClassifierSettings, FinetuneSettings
 from linformer_cli.settings.declare import Count, Folder, ModelName, Positive, Seed, Training, settings
 from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.data.inputs import PieceCollator, labelled_inputs
+from linformer_kit.data.labelled import Example, load_labelled
+from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.environment import device_of, fast_dtype
+from linformer_kit.inference.baselines import words_alone
+from linformer_kit.inference.predict import Classifier
+from linformer_kit.inference.scores import answers_of
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
 from linformer_kit.report.figures import show_grid
+from linformer_kit.training.finetune import Classification, finetune, load_encoder
+from linformer_kit.training.task import to_device
 from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
 
 Way = Literal["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 WAYS: list[Way] = ["cut", "pieces", "stretched", "linear", "linear with adapter", "linear with full layers"]
 Task = Literal["frozen", "accuracy", "cost"]
 PARTS = ("train", "validation", "test")
-POOL = 16  # batches whose texts are sorted by length
-WARM_UP = 0.1  # share of the updates
-SMALL = 1e-6  # standard deviation of a mean that means nothing
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # C of the logistic regression, on means of unit variance
 NOT_MEASURED: Record = {**{mode: {"median_s": math.nan} for mode in MODES}, "peak_bytes": math.nan}
 
 
@@ -92,241 +94,181 @@ class Settings(ScriptSettings):
     """Device: `cpu` or `cuda`."""
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Tokens, with special ones, and the number of the class of each text."""
-
-    tokens: list[list[int]]
-    labels: list[int]
-
-
-Data = dict[str, Texts]  # by part
-
-
-class Classifier(nn.Module):
-    """An encoder, and a linear layer on the mean of its last hidden states over the tokens of a text.
-
-    A text has at most `limit` tokens, with its last one, which is special. It is one sequence, or if `piece` is given,
-    divided into sequences of at most so many tokens.
-    """
-
-    def __init__(self, encoder: nn.Module, classes: int, limit: int, piece: int | None = None) -> None:
-        super().__init__()
-        self.encoder, self.limit, self.piece = encoder, limit, piece
-        self.classifier = nn.Linear(encoder.config.hidden_size, classes)  # type: ignore[union-attr, arg-type]
-
-    def forward(self, texts: list[list[int]]) -> Tensor:
-        """Logits `[texts, classes]`."""
-        return self.classifier(self.means(texts))
-
-    def means(self, texts: list[list[int]]) -> Tensor:
-        """Means of the last hidden states over the tokens of each text, `[texts, hidden_size]`."""
-        device = self.classifier.weight.device
-        pieces = [(number, piece) for number, tokens in enumerate(texts) for piece in self._pieces(tokens)]
-        ids = nn.utils.rnn.pad_sequence([torch.tensor(piece) for _, piece in pieces], batch_first=True).to(device)
-        lengths = torch.tensor([len(piece) for _, piece in pieces], device=device)
-        mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
-        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        sums = (hidden * mask[..., None]).sum(dim=1, dtype=torch.float32)
-        text_of = torch.tensor([number for number, _ in pieces], device=device)
-        totals = torch.zeros(len(texts), hidden.shape[-1], device=device).index_add(0, text_of, sums)
-        counts = torch.zeros(len(texts), device=device).index_add(0, text_of, lengths.float())
-        return totals / counts[:, None]
-
-    def _pieces(self, tokens: list[int]) -> list[list[int]]:
-        """Pieces of about equal length, each with the text's first and last token, which are special."""
-        if len(tokens) > self.limit:
-            tokens = tokens[: self.limit - 1] + tokens[-1:]
-        if self.piece is None or len(tokens) <= self.piece:
-            return [tokens]
-        body = np.array(tokens[1:-1])
-        parts = np.array_split(body, -(-len(body) // (self.piece - 2)))
-        return [[tokens[0], *part.tolist(), tokens[-1]] for part in parts]
-
-
-def build(settings: Settings, way: Way, classes: int) -> Classifier:
-    """A classifier that reads texts in one way, without dropout."""
-    encoder = AutoModel.from_pretrained(settings.model)
+def build(settings: Settings, way: Way, folder: Path) -> None:
+    """Write an encoder that reads texts in one way; all have the same head, on the mean of all tokens."""
+    encoder, tokenizer = AutoModel.from_pretrained(settings.model), AutoTokenizer.from_pretrained(settings.model)
     longest = longest_input(encoder) or settings.n
     longer = max(longest, settings.n)
-    if way == "stretched":
-        set_positions(encoder, longer, "extend")
-    elif way == "linear with adapter":
+    if way == "linear with adapter":
         encoder = linearize(encoder, adapter=settings.adapter)
-    elif way.startswith("linear"):
-        full = settings.full_layers if way == "linear with full layers" else []
-        layers = [layer for layer in range(encoder.config.num_hidden_layers) if layer not in full]
-        encoder = linearize(encoder, layers=layers, max_position_embeddings=longer)
-    limit = settings.n if way == "pieces" else min(settings.n, longest_input(encoder) or settings.n)
-    classifier = Classifier(encoder, classes, limit, longest if way == "pieces" else None)
-    return classifier.to(device_of(settings.device)).eval()
+    else:
+        if way not in ("cut", "pieces"):
+            set_positions(encoder, longer, "extend")
+        layers = range(encoder.config.num_hidden_layers)
+        full = {"linear": [], "linear with full layers": settings.full_layers}.get(way, [*layers])
+        encoder = linearize(encoder, layers=[layer for layer in layers if layer not in full])
+    encoder.save_pretrained(folder)
+    tokenizer.model_max_length = longest_input(encoder) or settings.n
+    tokenizer.save_pretrained(folder)
 
 
-def read(folder: Path, tokenizer: PreTrainedTokenizerBase, n: int) -> tuple[Data, int]:
-    """The parts of a data set, and its number of classes."""
-    frames = {}
-    for part in PARTS:
-        with input_errors(f"data: expected {folder / part}.jsonl"):
-            frames[part] = pandas.read_json(folder / f"{part}.jsonl", lines=True, dtype=False)
-    classes = sorted(set(frames["train"]["label"]))
-    return {
-        part: Texts(
-            tokenizer(frame["text"].tolist(), truncation=True, max_length=n, return_attention_mask=False)["input_ids"],
-            [classes.index(label) for label in frame["label"]],
+def settings_of(settings: Settings, way: Way, model: Path, data: Path, **more: Any) -> FinetuneSettings:
+    """What all trainings of an encoder on a data set have in common."""
+    paths = {part: data / f"{part}.jsonl" for part in PARTS}
+    for path in paths.values():
+        check_input(path.is_file(), "data", str(path), "no such file")
+    return FinetuneSettings(
+        model=str(model),
+        train_file=[str(paths["train"])],
+        validation_file=[str(paths["validation"])],
+        max_length=min(settings.n, AutoTokenizer.from_pretrained(model).model_max_length),
+        pieces=way == "pieces",
+        per_device_train_batch_size=settings.batch_size,
+        device=settings.device,
+        report_to="none",
+        **more,
+    )
+
+
+def train(settings: Settings, way: Way, model: Path, data: Path, rate: float, seed: int) -> Record:
+    """Fine-tune once, or at a rate of 0 only fit the regression: its accuracy; `right`: 1 for each right test text."""
+    with tempfile.TemporaryDirectory() as folder:
+        length: Record = {"num_train_epochs": float(settings.epochs)} if rate else {"max_steps": 1}
+        common = settings_of(settings, way, model, data, learning_rate=rate, seed=seed, **length)
+        results, place = finetune(dataclasses.replace(common, output_dir=f"{folder}/classifier"))
+        classifier = Classifier(
+            ClassifierSettings(model=str(place), device=settings.device, batch_size=settings.batch_size)
         )
-        for part, frame in frames.items()
-    }, len(classes)
+        test, labels = test_texts(data, common), classifier.labels
+        logits = classifier([(example.text, None) for example in test]).rows
+    right = (answers_of(logits, multi_label=False) == labels.targets(test, column="label")).astype(int)
+    return {
+        "updates": results["updates"],
+        "validation_accuracy": results["metrics"]["accuracy"],
+        "test_accuracy": right.mean(),
+        "right": right.tolist(),
+    }
 
 
-def batches(texts: Texts, size: int, generator: np.random.Generator) -> Iterator[tuple[list, list[int]]]:
-    """Texts in random order, with others of similar length in a batch, and their classes."""
-    order = generator.permutation(len(texts.labels))
-    pools = [order[start : start + size * POOL] for start in range(0, len(order), size * POOL)]
-    by_length = [sorted(pool, key=lambda row: len(texts.tokens[row])) for pool in pools]
-    rows = [pool[start : start + size] for pool in by_length for start in range(0, len(pool), size)]
-    for number in generator.permutation(len(rows)):
-        yield [texts.tokens[row] for row in rows[number]], [texts.labels[row] for row in rows[number]]
+def test_texts(data: Path, settings: FinetuneSettings) -> list[Example]:
+    """The test texts of a data set."""
+    return load_labelled(dataclasses.replace(settings, validation_file=[str(data / "test.jsonl")])).validation
 
 
-def mixed_precision(model: Classifier) -> torch.autocast:
-    """bfloat16 where the device has it."""
-    device = model.classifier.weight.device
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype("auto", device) == torch.bfloat16)
+def words(settings: Settings, data: Path) -> Record:
+    """As `train` with a rate of 0, of the words alone, without the encoder."""
+    common = settings_of(settings, "cut", Path(settings.model), data)
+    texts, test = load_labelled(common), test_texts(data, common)
+    found = words_alone(texts.train, test, texts.labels, texts.columns, validation=texts.validation)
+    if found is None:
+        raise InputError(f"data: expected texts with words in common, got {data}")
+    answers, described = found
+    right = (answers == texts.labels.targets(test, column="label")).astype(int)
+    return {**described, "test_accuracy": right.mean(), "right": right.tolist()}
 
 
-def gradients(model: Classifier, texts: list[list[int]], labels: list[int]) -> Tensor:
-    """Add the gradients of a batch, and return its loss."""
-    with mixed_precision(model):
-        logits = model(texts)
-    loss = nn.functional.cross_entropy(logits.float(), torch.tensor(labels, device=logits.device))
-    loss.backward()
-    return loss.detach()
-
-
-def predicted(model: Classifier, texts: list[list[int]]) -> list[int]:
-    """The classes of texts."""
-    with mixed_precision(model), torch.inference_mode():
-        return model(texts).argmax(-1).tolist()
-
-
-def start_at(model: Classifier, start: Pipeline) -> None:
-    """Set the linear layer to a regression on the scaled means, without those that are next to zero in all texts.
-
-    MiniLM has three, by weights of its last LayerNorm that would have infinite gradients.
-    """
-    scaler, regression = start[0], start[-1]
-    weight = np.where(scaler.scale_ > SMALL, regression.coef_ / scaler.scale_, 0.0)
-    bias = regression.intercept_ - weight @ scaler.mean_
-    if len(weight) == 1:  # of the second class
-        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    with torch.no_grad():
-        model.classifier.weight.copy_(torch.from_numpy(weight))
-        model.classifier.bias.copy_(torch.from_numpy(bias))
-
-
-def train(settings: Settings, way: Way, data: Data, start: Pipeline, rate: float, seed: int) -> Record:
-    """Train one classifier, which starts as a regression on the means: its accuracy on validation and test texts."""
-    model = build(settings, way, len(start.classes_))
-    start_at(model, start)
-    generator = np.random.default_rng(seed)
-    updates = settings.epochs * -(-len(data["train"].labels) // settings.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(WARM_UP * updates), updates)
-    losses = []
-    for _ in range(settings.epochs):
-        for texts, labels in batches(data["train"], settings.batch_size, generator):
-            losses.append(gradients(model, texts, labels))
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-    record = {"updates": len(losses), "loss": torch.stack(losses[-20:]).mean().item()}
-    for part in PARTS[1:]:
-        pairs = batches(data[part], settings.batch_size, np.random.default_rng(0))
-        right = [np.equal(predicted(model, texts), labels).sum() for texts, labels in pairs]
-        record[f"{part}_accuracy"] = float(sum(right)) / len(data[part].labels)
-    return record
-
-
-def frozen(settings: Settings, way: Way, data: Data) -> tuple[Pipeline, Record]:
-    """A logistic regression on the means of the encoder as it is, and its accuracy; `right`: 1 for each right text."""
-    model = build(settings, way, classes=1)
-    means, labels = {}, {}
-    for part, texts in data.items():
-        pairs = [*batches(texts, settings.batch_size, np.random.default_rng(0))]
-        with mixed_precision(model), torch.inference_mode():
-            of_batches = [model.means(tokens).float().cpu() for tokens, _ in tqdm(pairs, desc=f"{way}, {part}")]
-        means[part] = torch.cat(of_batches).numpy()
-        labels[part] = np.concatenate([of_batch for _, of_batch in pairs])
-    fitted = [make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=1000)) for c in STRENGTHS]
-    fitted = [each.fit(means["train"], labels["train"]) for each in fitted]
-    accuracies = [each.score(means["validation"], labels["validation"]) for each in fitted]
-    best = int(np.argmax(accuracies))
-    right = (fitted[best].predict(means["test"]) == labels["test"]).astype(int)
-    found = {"validation_accuracy": accuracies[best], "test_accuracy": right.mean(), "right": right.tolist()}
-    return fitted[best], {"strength": STRENGTHS[best], **found}
-
-
-def case(settings: Settings, way: Way, data: Data, mode: Mode) -> Callable[[], object]:
+def case(settings: Settings, way: Way, folder: Path, data: Path, mode: Mode) -> Callable[[], object]:
     """A function for forward and backward of the batch of median size (`train`), or for the longest test text."""
-    model = build(settings, way, max(data["train"].labels) + 1)
-    if mode == "forward":
-        return functools.partial(predicted, model, [max(data["test"].tokens, key=len)])
-    found = list(batches(data["train"], settings.batch_size, np.random.default_rng(0)))
-    texts, labels = sorted(found, key=lambda batch: sum(map(len, batch[0])))[len(found) // 2]
-    gradients(model, [texts[0][:64]], labels[:1])  # initialises libraries and allocates gradients
-    return functools.partial(gradients, model, texts, labels)
+    common = settings_of(settings, way, folder, data)
+    texts = load_labelled(common)
+    model, tokenizer, *_ = load_encoder(common, texts.labels, seed=0)
+    encoder = Encoder(tokenizer, tokenizer.model_max_length, pieces=common.pieces)
+    examples = texts.train if mode == "train" else test_texts(data, common)
+    items = labelled_inputs(examples, texts.labels, texts.columns, encoder, name="training")
+    device = device_of(settings.device)
+    task = Classification(
+        model.to(device).eval(),
+        tokenizer,
+        train=items,
+        validation=items,
+        texts_in_update=settings.batch_size,
+        windows_in_pass=settings.batch_size,
+        collate=PieceCollator(tokenizer) if common.pieces else None,
+        metrics=texts.labels.metrics,
+    )
+    order = task.order(0, settings.batch_size)
+    found = [order[start : start + settings.batch_size] for start in range(0, len(order), settings.batch_size)]
+    by_size = sorted(found, key=lambda rows: items.lengths[rows].sum())
+    rows = by_size[len(by_size) // 2] if mode == "train" else [int(items.lengths.argmax())]
+    batch = to_device(dict(task.collate([items[row] for row in rows])), device)
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype("auto", device) == torch.bfloat16)
+
+    def update() -> None:
+        with mixed:
+            loss = task(batch, task.labels(batch))
+        loss.backward()
+
+    def forward() -> None:
+        with mixed, torch.inference_mode():
+            task.measure(batch)
+
+    if mode == "train":
+        update()  # initialises libraries and allocates gradients
+    return update if mode == "train" else forward
 
 
-def peak_of(settings: Settings, way: Way, data: Data) -> int:
+def peak_of(settings: Settings, way: Way, folder: Path, data: Path) -> int:
     """Peak bytes of an update beyond weights and gradients."""
-    return peak_bytes(case(settings, way, data, "train"), device_of(settings.device))
+    return peak_bytes(case(settings, way, folder, data, "train"), device_of(settings.device))
 
 
 def measure(settings: Settings, results: Results) -> None:
     """Add a record for each training, and for time and memory of each way."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
     ways = [way for way in settings.ways if way != "linear with adapter" or settings.adapter is not None]
-    for folder in map(Path, settings.data):
-        data, classes = read(folder, tokenizer, settings.n)
-        for way in tqdm(ways, desc=folder.name):
-            add_accuracies(settings, results, folder.name, way, data, classes)
-        key = {"measured": "cost", "data": folder.name}
-        missing = [way for way in ways if "cost" in settings.tasks and results.find(**key, way=way) is None]
-        timings = {}
-        for mode in MODES:
-            cases = {way: case(settings, way, data, mode) for way in missing}
-            timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
-        for way in missing:
-            cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
-            results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, data))
+    with tempfile.TemporaryDirectory() as folder:
+        models = {way: Path(folder, way) for way in ways}
+        for way, model in models.items():
+            build(settings, way, model)
+        for data in map(Path, settings.data):
+            described = sizes(settings, data)
+            for way in tqdm(ways, desc=data.name):
+                add_accuracies(settings, results, way, models[way], data, described)
+            key = {"data": data.name, "measured": "frozen", "way": "words alone"}
+            if {"frozen", "accuracy"} & {*settings.tasks} and results.find(**key) is None:
+                results.add(**key, **described, **words(settings, data))
+            add_costs(settings, results, models, data)
 
 
-def sizes(data: Data, classes: int) -> Record:
-    """The number of classes and of texts of each part, and the median tokens of a training text."""
-    texts = {part: len(of_part.labels) for part, of_part in data.items()}
-    return {"classes": classes, **texts, "tokens": int(np.median([len(tokens) for tokens in data["train"].tokens]))}
+def add_costs(settings: Settings, results: Results, models: dict[Way, Path], data: Path) -> None:
+    """Add a record of time and memory of each way, all ways in turn."""
+    key = {"measured": "cost", "data": data.name}
+    missing = [way for way in models if "cost" in settings.tasks and results.find(**key, way=way) is None]
+    timings = {}
+    for mode in MODES:
+        cases = {way: case(settings, way, models[way], data, mode) for way in missing}
+        timings[mode] = interleaved(cases, device=device_of(settings.device), repetitions=2, seconds=60)
+    for way in missing:
+        cost = {mode: summary(of_mode[way]) for mode, of_mode in timings.items()}
+        results.add(**key, way=way, **cost, peak_bytes=in_fresh_process(peak_of, settings, way, models[way], data))
 
 
-def add_accuracies(settings: Settings, results: Results, name: str, way: Way, data: Data, classes: int) -> None:
+def sizes(settings: Settings, data: Path) -> Record:
+    """The number of classes and of texts of each part, and the median tokens that are read of a training text."""
+    common = settings_of(settings, "cut", Path(settings.model), data)
+    texts, test = load_labelled(common), test_texts(data, common)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    tokens = [len(ids) for ids in tokenizer([each.text for each in texts.train], verbose=False)["input_ids"]]
+    counts = {"train": len(texts.train), "validation": len(texts.validation), "test": len(test)}
+    return {"classes": len(texts.labels.names), **counts, "tokens": int(np.median(np.minimum(tokens, settings.n)))}
+
+
+def add_accuracies(settings: Settings, results: Results, way: Way, model: Path, data: Path, described: Record) -> None:
     """Add a record of the encoder as it is; one for each learning rate with the first seed; and one for each other seed
     with the best rate.
     """
-    key, described = {"data": name, "way": way}, sizes(data, classes)
-    regression = functools.cache(functools.partial(frozen, settings, way, data))
+    key = {"data": data.name, "way": way}
+    first, *others = settings.seeds
     if "frozen" in settings.tasks and results.find(measured="frozen", **key) is None:
-        results.add(measured="frozen", **key, **described, **regression()[1])
+        results.add(measured="frozen", **key, **described, **train(settings, way, model, data, 0.0, first))
     if "accuracy" not in settings.tasks:
         return
-    first, *others = settings.seeds
     validated: dict[float, float] = {}
     for rate, seed in [*((rate, first) for rate in settings.rates), *((None, seed) for seed in others)]:
         rate = rate or max(validated, key=lambda rate: validated[rate])
         run: Record = {"measured": "accuracy", **key, "rate": rate, "seed": seed}
         record = results.find(**run)
         if record is None:
-            trained = train(settings, way, data, regression()[0], rate, seed)
-            record = results.add(**run, **described, **trained)
+            record = results.add(**run, **described, **train(settings, way, model, data, rate, seed))
         if seed == first:
             validated[rate] = record["validation_accuracy"]
 
@@ -368,7 +310,7 @@ def table(content: Record) -> str:
     rate = f"learning rate {rates[0]}" if len(rates) == 1 else f"the learning rate of {rates} by validation texts"
     said = {
         "frozen": "Frozen: a logistic regression on the means of the encoder as it is, and the difference from the "
-        "first row with its standard error, by text.",
+        "first row with its standard error, by text; words alone: a regression on one and two words (TF-IDF).",
         "accuracy": f"Trained from there on: {epochs} of batches of {settings['batch_size']} texts; {runs}; {rate}.",
         "cost": "Training: the median time of an update with the batch of median size, times the updates. One text: "
         "the longest test text. Memory: peak of an update beyond weights and gradients.",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import shutil
 import statistics
 from collections.abc import Iterator
@@ -25,18 +26,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
-from scipy.sparse import hstack, spmatrix
 from scipy.stats import binomtest
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
 
-from linformer_cli.errors import DivergedError
+from linformer_cli.errors import DivergedError, InputError
 from linformer_cli.settings import FinetuneSettings
 from linformer_cli.settings.declare import Amount, Count, ModelName, Positive, Seed, Training, settings
 from linformer_kit.data.files import cache_folder
 from linformer_kit.data.labelled import Example, LabelledTexts, load_labelled
 from linformer_kit.data.read import load_hub
 from linformer_kit.files.writing import whole_file
+from linformer_kit.inference.baselines import words_alone
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.finetune import finetune, load_encoder
@@ -65,7 +64,7 @@ TASKS: dict[TaskName, Task] = {
 }
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
-STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation
+_WORD = re.compile(r"\w+")
 _OF_TRAININGS = ("max_train_samples", "max_eval_samples", "num_train_epochs", "per_device_train_batch_size")
 LEAST_POINTS = 2.0  # width of a panel of the figure, so that a small difference does not look large
 
@@ -125,7 +124,7 @@ def measure(settings: Settings, results: Results) -> None:
         texts = load_labelled(_finetune_settings(settings, settings.models[0], task))
         for shared in (False, True) if TASKS[task].text_pair_column else (False,):
             if results.find(model=WORDS[shared], task=task) is None:
-                results.add(model=WORDS[shared], task=task, **words_alone(texts, shared=shared))
+                results.add(model=WORDS[shared], task=task, **accuracy_of_words(texts, shared=shared))
         few = settings.tuning_samples
         tuning = few if few is not None and few < len(texts.train) else None
         for name, model in models.items():
@@ -215,42 +214,32 @@ def best_rates(records: list[Record], first: int) -> Rates:
     return max(accuracy, key=lambda rates: accuracy[rates])
 
 
-def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
-    """Accuracy of a logistic regression that knows which words a text has, but not their order.
+def accuracy_of_words(texts: LabelledTexts, *, shared: bool) -> Record:
+    """Accuracy of `words_alone` on the validation texts.
 
-    Of a pair, the features say in how many of its texts each word is; `shared` tells the words that both have from
-    those that one alone has.
+    `shared` marks the words that both texts of a pair have: they stand for its second text.
 
     Returns:
-        The numbers of texts and, at the best of `STRENGTHS` on the validation texts, the accuracy.
+        The numbers of texts and, at the best strength of regularisation on the validation texts, the accuracy.
     """
-    words = CountVectorizer(token_pattern=r"\w+|[^\w\s]", binary=True)
-    words.fit(" ".join(_parts(example)) for example in texts.train)
-    inputs, measured = (_word_features(words, side, shared=shared) for side in (texts.train, texts.validation))
-    classes, expected = (
-        [texts.labels.target(example, column=texts.columns.label) for example in side]
-        for side in (texts.train, texts.validation)
+    train, validation = (
+        [_marked(each) if shared else each for each in side] for side in (texts.train, texts.validation)
     )
-    accuracy = {
-        strength: LogisticRegression(C=strength, max_iter=1000).fit(inputs, classes).score(measured, expected)
-        for strength in STRENGTHS
-    }
-    best = max(accuracy, key=lambda strength: accuracy[strength])
-    return {"train": len(classes), "validation": len(expected), "strength": best, "accuracy": accuracy[best]}
+    found = words_alone(train, validation, texts.labels, texts.columns, validation=validation)
+    if found is None:
+        raise InputError(f"max_train_samples: expected texts with words in common, got {len(train)} without")
+    answers, described = found
+    accuracy = float(np.mean(answers == texts.labels.targets(validation, column=texts.columns.label)))
+    counts = {"train": described["texts"], "validation": len(validation)}
+    return {**counts, "strength": described["strength"], "accuracy": accuracy}
 
 
-def _parts(example: Example) -> list[str]:
-    """The text, or the two texts of a pair."""
-    return [example.text] if example.text_pair is None else [example.text, example.text_pair]
-
-
-def _word_features(words: CountVectorizer, examples: list[Example], *, shared: bool) -> spmatrix:
-    """A row for each example, a column for each word; two if the shared words of pairs are marked."""
-    each = [words.transform(column) for column in zip(*map(_parts, examples), strict=True)]
-    if not shared:
-        return sum(each[1:], start=each[0])
-    both = each[0].multiply(each[1])
-    return hstack([both, each[0] + each[1] - 2 * both]).tocsr()
+def _marked(example: Example) -> Example:
+    """A pair as the words that one of its texts has, and those that both have."""
+    one, other = (_WORD.findall(text.lower()) for text in example.texts)
+    both = {*one} & {*other}
+    alone = " ".join(word for word in (*one, *other) if word not in both)
+    return dataclasses.replace(example, text=alone, text_pair=" ".join(sorted(both)))
 
 
 def table(content: Record) -> str:

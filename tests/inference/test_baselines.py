@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from linformer_kit.data.labelled import Columns, Example, Labels
-from linformer_kit.inference.baselines import free_results
+from linformer_kit.inference.baselines import free_results, words_alone
+from linformer_kit.report.classification import free_lines
 
 COLUMNS, LABELS = Columns("text"), Labels(("a", "b", "c"))
 
@@ -58,3 +59,21 @@ def test_several_classes_of_pairs():
 def test_texts_without_words_have_no_regression(text):
     few = texts((text, "a"), (text, "b"))
     assert free_results(np.array([0, 1]), np.array([0, 1]), LABELS, COLUMNS, train=few, measured=few)["words"] is None
+
+
+@pytest.mark.parametrize(("seconds", "used"), [(1e-9, range(500, 501)), (1e9, range(1100, 1101))])
+def test_words_learn_from_fewer_texts_where_all_would_take_too_long(seconds, used):
+    many = labelled(1100)
+    answers, described = words_alone(many, labelled(8), LABELS, COLUMNS, validation=labelled(8), seconds=seconds)
+    assert described["texts"] in used and len(answers) == 8
+
+
+def test_the_report_says_whether_the_classifier_is_better_than_words():
+    """By two standard errors."""
+    results = {"metrics": {"accuracy": 0.9, "loss": 0.1}, "accuracy_interval": (0.8, 0.95)}
+    results["calibration"] = {"expected_error": 0.01}
+    free = {"words": {"accuracy": 0.9, "texts": 7}, "most_frequent": {"accuracy": 0.5}}
+    for difference, said in ((0.021, "is more accurate than"), (0.02, "is **not** clearly more"), (-0.5, "**not**")):
+        more = {"accuracy": difference, "standard_error": 0.01}
+        lines = free_lines(results | {"free": free | {"more_than_words": more}})
+        assert any(said in line and f"{difference:+.3f} ± 0.010" in line for line in lines)

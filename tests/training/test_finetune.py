@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel
 
 from linformer_cli.cli import main
+from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.predict import read_classifier
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
@@ -112,7 +113,7 @@ def test_a_classifier_goes_on_from_its_head_and_is_measured_by_names(run, held_o
     assert "began with, got other texts" in capsys.readouterr().err
 
 
-def test_unbalanced_classes(encoder, tmp_path):
+def test_unbalanced_classes(encoder, tmp_path, capsys):
     """Macro F1 selects the best checkpoint, and the first loss is that of the weights, of about 1 for each class."""
     rows = [f"number {n} was {'weak,rare' if n % 6 == 0 else 'good,frequent'}" for n in range(48)]
     (tmp_path / "t.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
@@ -125,6 +126,11 @@ def test_unbalanced_classes(encoder, tmp_path):
         losses.append(results["curve"]["training loss"][0][1])
     assert losses[0] != losses[1]
     assert "| words alone, of 48 texts | 1.000 |" in (out / "metrics.md").read_text()
+    not_better = "The classifier is **not** clearly more accurate than words alone"
+    assert not_better in (out / "metrics.md").read_text()
+    capsys.readouterr()
+    main(["evaluate", str(out), "--train_file", str(tmp_path / "t.csv"), "--validation_file", str(tmp_path / "t.csv")])
+    assert not_better in capsys.readouterr().out
 
 
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):
@@ -209,3 +215,43 @@ def test_bad_input_is_one_line_and_nothing_is_left(encoder, texts, tmp_path, arg
     shown = capsys.readouterr().err.strip().splitlines()
     assert exit_.value.code == 2 and re.search(re.escape(message), shown[-1])
     assert not (tmp_path / "out").exists()
+
+
+def test_long_texts_are_read_as_pieces_by_training_evaluation_and_prediction(encoder, tmp_path, capsys):
+    """Words that decide the class are behind the first piece, so that a truncated text says nothing."""
+    path, filler = tmp_path / "t.csv", "number was 1 2 3 4 5 6 7 8 9 " * 2
+    path.write_text("text,label\n" + "".join(f"{filler}{'good' if n % 2 else 'bad'},{n % 2}\n" for n in range(12)))
+    files = [
+        "--train_file",
+        path,
+        "--validation_file",
+        path,
+        "--max_length=13",
+        "--max_steps=2",
+        "--learning_rate=1e-4",
+    ]
+    finetune(encoder, tmp_path / "cut", *files)
+    finetune(encoder, out := tmp_path / "out", *files, "--pieces", "--per_device_train_batch_size=3")
+    cut, pieces = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("cut", "out"))
+    assert cut["metrics"]["accuracy"] == 0.5 and pieces["metrics"]["accuracy"] == 1.0
+    assert cut["texts"]["cut"]["train"]["texts"] == 12 and pieces["texts"]["cut"]["train"]["texts"] == 0
+    main(["evaluate", str(out), "--validation_file", str(path), "--output_dir", str(tmp_path / "evaluated")])
+    evaluated = json.loads((tmp_path / "evaluated" / "metrics.json").read_text())
+    assert evaluated["metrics"] == pytest.approx(pieces["metrics"], rel=1e-2, abs=1e-3)
+    capsys.readouterr()
+    main(["predict", str(out), str(path)])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["label"] for line in lines] == [str(n % 2) for n in range(12)]
+    assert not any("lost_tokens" in line for line in lines)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    (text,) = Encoder(tokenizer, 13, pieces=True)([(f"{filler}bad", None)])
+    with torch.no_grad():
+        logits = torch.cat([model(torch.tensor([window["input_ids"]])).logits for window in text.windows])
+    shares = torch.tensor(text.weights)[:, None] / sum(text.weights)
+    expected = (logits * shares).sum(dim=0).softmax(-1).tolist()
+    assert list(lines[0]["probabilities"].values()) == pytest.approx(expected, abs=1e-4)
+    finetune(out, tmp_path / "again", *files)
+    assert read_classifier(str(out)).pieces and not read_classifier(str(tmp_path / "again")).pieces
+    (tmp_path / "pairs.csv").write_text("text,other,label\n" + "a,b,x\na,c,y\n" * 9)
+    pairs = ["--train_file", tmp_path / "pairs.csv", "--text_pair_column=other", "--pieces"]
+    assert "pieces: expected single texts, got pairs" in fail(capsys, "finetune", encoder, *pairs)

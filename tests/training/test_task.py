@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.utils.data import Dataset, default_collate
 
 from linformer_kit import InputError, LinformerForSequenceClassification
-from linformer_kit.data.inputs import LabelledItems, grouped_by_length
+from linformer_kit.data.inputs import LabelledItems, PieceCollator, grouped_by_length
 from linformer_kit.data.packing import shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training import pretrain
@@ -209,7 +209,7 @@ def task_of(model, texts, tokenizer, **arguments: object) -> Classification:
 
 
 def items_of(ids, targets) -> LabelledItems:
-    return LabelledItems([{"input_ids": np.array(each, np.int32)} for each in ids], np.array(targets), {})
+    return LabelledItems([[{"input_ids": np.array(each, np.int32)}] for each in ids], np.array(targets), {})
 
 
 def texts_of(targets) -> LabelledItems:
@@ -217,6 +217,34 @@ def texts_of(targets) -> LabelledItems:
     lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
     ids = [torch.randint(5, 281, (length,), generator=generator).tolist() for length in lengths]
     return items_of(ids, targets)
+
+
+@pytest.mark.parametrize("targets", [[2, 0, 1], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
+@pytest.mark.parametrize("in_pass", [2, None], ids=["recomputed", "at once"])
+def test_logits_of_pieces_are_averaged_by_their_tokens(config, tokenizer, targets, in_pass, monkeypatch):
+    """With the gradient of that mean, also where few pieces go through at a time."""
+    model = LinformerForSequenceClassification(config(vocab_size=281, num_labels=3)).eval()
+    lengths = [[11, 11, 3], [7], [11, 5]]
+    pieces = [[torch.randint(5, 281, (1, length)) for length in each] for each in lengths]
+    windows = [[{"input_ids": piece[0].numpy().astype(np.int32)} for piece in each] for each in pieces]
+    items = LabelledItems(windows, np.array(targets), {}, [tuple(each) for each in lengths])
+    assert items.lengths.tolist() == [25, 7, 16] and items.select(np.array([1, 0])).weights == [(7,), (11, 11, 3)]
+    sizes, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda **inputs: sizes.append(len(inputs["input_ids"])) or forward(**inputs))
+    task = task_of(model, items, tokenizer, windows_in_pass=in_pass, collate=PieceCollator(tokenizer))
+    logits, labels = task.measure(task.collate([items[0], items[1], items[2]]))
+    classification_loss(logits, labels, 3).backward()
+    assert max(sizes) == (in_pass or 6)
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    means = [
+        sum(n * forward(input_ids=piece).logits[0] for n, piece in zip(each, of_text, strict=True)) / sum(each)
+        for each, of_text in zip(lengths, pieces, strict=True)
+    ]
+    torch.testing.assert_close(logits, torch.stack(means), rtol=0, atol=1e-5)
+    classification_loss(torch.stack(means), torch.tensor(targets), 3).backward()
+    expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_loss_of_an_evaluation_is_of_all_texts(config, tokenizer, tmp_path):

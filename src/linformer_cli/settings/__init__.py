@@ -246,6 +246,9 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Maximum number of validation texts, drawn at random; default: all."""
     max_length: Texts[int | None] = None
     """Tokens at which longer texts are truncated; default: the model's maximum."""
+    pieces: Texts[bool] = False
+    """Cut longer texts into pieces of max_length tokens instead, and average what the last layer reads of each; the
+    classifier keeps this for `predict` and `evaluate`."""
     per_device_train_batch_size: Training[Count] = 16
     learning_rate: Training[Amount] = 5e-5
     projection_learning_rate_factor: Training[Amount] = 0.1

@@ -173,7 +173,7 @@ class EncodedText(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Tokenises texts into inputs of a model; longer texts are truncated, of a pair the longer one first.
+    """Tokenises texts into inputs of a model; longer texts are truncated, of a pair the longer one first, or cut.
 
     A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes one padding token,
     which the attention mask does not exclude.
@@ -181,33 +181,66 @@ class Encoder:
     Args:
         tokenizer: Any with a padding token.
         max_length: Maximum input length in tokens.
+        pieces: Whether a longer text is cut into pieces of that length, each with the special tokens and the prompt;
+            their weights are the numbers of their own tokens.
+        prompt: What precedes each text.
 
     Raises:
-        InputError: if `max_length` leaves no room for text.
+        InputError: if `max_length` leaves no room for text; for pieces without a fast tokenizer, which knows the
+            characters of each token.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    pieces: bool = False
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         if self.tokenizer.pad_token is None:
             raise InputError("model: expected a tokenizer with a padding token, got none")
+        if self.pieces and not self.tokenizer.is_fast:
+            raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
         self._check_room(pair=False)
 
     def __call__(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
         """Encode texts, either all single or all pairs, as they are asked for.
 
         Raises:
-            InputError: if `max_length` leaves no room for text in pairs.
+            InputError: if `max_length` leaves no room for text in pairs, or after the prompt; for pieces of pairs.
         """
         if texts and texts[0][1] is not None:
+            if self.pieces:
+                raise InputError("pieces: expected single texts, got pairs")
             self._check_room(pair=True)
-        for group in text_groups(texts, count=_BATCH_SIZE):
+        prompted = [(self.prompt + text, pair) for text, pair in texts]
+        for group in text_groups(prompted, count=_BATCH_SIZE):
+            if self.pieces:
+                yield from self._in_pieces([text for text, _ in group])
+                continue
             for text, whole in zip(group, self._windows(group), strict=True):
                 window, tokens = whole, len(whole["input_ids"])
                 if tokens > self.max_length:
                     (window,) = self._windows([text], truncation=True, max_length=self.max_length)
                 yield EncodedText([window], tokens - len(window["input_ids"]))
+
+    def _in_pieces(self, texts: list[str]) -> Iterator[EncodedText]:
+        """The pieces of each text, which begins with the prompt."""
+        encoded = self.tokenizer(texts, return_offsets_mapping=True, verbose=False)
+        for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
+            ordinary = [place for place, part in enumerate(encoded.sequence_ids(number)) if part is not None]
+            own = [place for place in ordinary if not self.prompt or offsets[place][1] > len(self.prompt)]
+            first = own[0] if own else max(ordinary, default=-1) + 1
+            stop = first + len(own)
+            after = ids[stop:] or (
+                [] if ids else [self.tokenizer.pad_token_id]
+            )  # a text without tokens is one of padding
+            room = self.max_length - first - len(after)
+            if room < 1:
+                expected = f"at least {first + len(after) + 1} for prompt and text"
+                raise InputError(f"max_length: expected {expected}, got {self.max_length}")
+            parts = [ids[start : min(start + room, stop)] for start in range(first, max(first + 1, stop), room)]
+            windows = [{"input_ids": [*ids[:first], *part, *after]} for part in parts]
+            yield EncodedText(windows, weights=tuple(max(1, len(part)) for part in parts))
 
     def _check_room(self, *, pair: bool) -> None:
         """Raise an error if there is room for nothing but special tokens around a text or a pair."""

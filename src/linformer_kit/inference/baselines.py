@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from linformer_kit.inference.scores import Targets, measures
 
 _STRENGTHS = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)  # C: inverse strengths of the regularisation
 MOST_TEXTS = 20_000  # texts to learn from, so that it costs little beside a training
+_FEW_TEXTS = 500  # from which its time is estimated
 
 
 def free_results(
@@ -31,6 +33,7 @@ def free_results(
     train: Sequence[Example],
     measured: Sequence[Example],
     validation: Sequence[Example] = (),
+    seconds: float = math.inf,
 ) -> dict[str, Any]:
     """Metrics of answers that cost nothing, on the texts of a classifier's answers.
 
@@ -41,7 +44,7 @@ def free_results(
         columns: The columns of the texts, for errors.
         train: Labelled texts to learn from; without them, classes are counted in `measured`.
         measured: The texts that are measured.
-        validation: Labelled texts that the strength of regularisation is chosen on; default: a tenth of `train`.
+        validation, seconds: As for `words_alone`.
 
     Returns:
         `most_frequent`: metrics of the most frequent class, or for multi-label texts of 0 or 1 for each class;
@@ -53,7 +56,8 @@ def free_results(
     most = (known.mean(axis=0) > 0.5).astype(np.int64) if labels.multi_label else np.bincount(known).argmax()
     constant = np.broadcast_to(most, targets.shape)
     found: dict[str, Any] = {"most_frequent": measures(constant, targets, labels.metrics)}
-    by_words = _words_alone(train, validation, measured, labels, columns) if train else None
+    limits: dict[str, Any] = {"validation": validation, "seconds": seconds}
+    by_words = words_alone(train, measured, labels, columns, **limits) if train else None
     if by_words is None:
         return found | {"words": None, "more_than_words": None}
     of_words, described = by_words
@@ -65,16 +69,39 @@ def free_results(
     }
 
 
-def _words_alone(
+def words_alone(
     train: Sequence[Example],
-    validation: Sequence[Example],
     measured: Sequence[Example],
     labels: Labels,
     columns: Columns,
+    *,
+    validation: Sequence[Example] = (),
+    seconds: float = math.inf,
 ) -> tuple[Targets, dict[str, Any]] | None:
-    """The answers of a regression on words, its strength, texts and seconds; None if texts have no words to learn."""
-    began = time.monotonic()
-    train = sample(list(train), MOST_TEXTS)
+    """The answers of a logistic regression on one and two words in succession (TF-IDF), learnt from labelled texts.
+
+    Args:
+        train: Labelled texts to learn from; at most 20,000 of them are used.
+        measured: The texts to answer.
+        labels: All classes.
+        columns: The columns of the texts, for errors.
+        validation: Labelled texts that the strength of regularisation is chosen on; default: a tenth of `train`.
+        seconds: Time that it may take; it learns from half of the texts, or a quarter, …, where all would take longer
+            by the time of 500 texts, which it may take always.
+
+    Returns:
+        The answers, and its `strength`, `texts` to learn from and `seconds`; None if texts have no words to learn.
+    """
+    train, began = sample(list(train), MOST_TEXTS), time.monotonic()
+    if len(train) > _FEW_TEXTS and math.isfinite(seconds):
+        few, few_measured, few_chosen = (sample(list(each), _FEW_TEXTS) for each in (train, measured, validation))
+        words_alone(few, few_measured, labels, columns, validation=few_chosen)
+        asked = len(measured) + len(validation)
+        spent, count = time.monotonic() - began, len(train)
+        by_text = spent / sum(map(len, (few, few_measured, few_chosen)))
+        while count > _FEW_TEXTS and by_text * (count + asked) > seconds - spent:
+            count //= 2
+        train = sample(train, max(count, _FEW_TEXTS))
     if not validation:
         try:
             parts = split((each.joined for each in train), fraction=0.1, seed=0, name="train_file")

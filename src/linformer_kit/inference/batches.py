@@ -55,9 +55,12 @@ class TextModel(ABC):
     Attributes:
         prompt: What precedes each text.
         limit: Tokens at which texts are truncated.
+        pieces: Whether texts are read as pieces of `limit` tokens instead. What is computed for a text is the mean over
+            its pieces, weighted by their tokens.
     """
 
     prompt: str = ""
+    pieces: bool = False
 
     def __init__(
         self,
@@ -80,12 +83,16 @@ class TextModel(ABC):
         self.limit = input_length(self.model, self.tokenizer, max_length)
 
     def encode(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
-        """Tokenise texts, of which all or none are pairs, each after the prompt; longer ones are truncated."""
-        return Encoder(self.tokenizer, self.limit)([(self.prompt + text, pair) for text, pair in texts])
+        """Tokenise texts, of which all or none are pairs, each after the prompt; longer ones are truncated, or cut."""
+        return Encoder(self.tokenizer, self.limit, pieces=self.pieces, prompt=self.prompt)(texts)
 
     def combine(self, outputs: np.ndarray, texts: Sequence[EncodedText]) -> Float[np.ndarray, "texts width"]:
         """A row for each text, from the outputs `[windows, …]` of all its windows."""
-        return outputs
+        if len(outputs) == len(texts):
+            return outputs
+        weights = np.concatenate([text.weights for text in texts]).astype(np.float32)[:, None]
+        firsts = np.cumsum([0, *(len(text.windows) for text in texts[:-1])])
+        return np.add.reduceat(outputs * weights, firsts) / np.add.reduceat(weights, firsts)
 
     def __call__(self, texts: Sequence[Text]) -> Outputs:
         """The outputs for texts, one or more, of which all or none are pairs."""

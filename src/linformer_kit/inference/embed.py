@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from transformers import AutoModel
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import EmbedSettings, is_local_path
-from linformer_kit.data.read import Text, TextColumns
+from linformer_kit.data.read import TextColumns
 from linformer_kit.data.tokenizer import EncodedText, Window, tokenizer_fingerprint
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Outputs, TextModel
@@ -91,8 +91,7 @@ class Embedder(TextModel):
         device: As for `TextModel`.
 
     Attributes:
-        pieces: Whether to embed pieces of `limit` tokens instead of truncated texts. The embedding of a text is the
-            mean of those of its pieces, weighted by their tokens, and normalised if the model's embeddings are.
+        pieces: As of `TextModel`; the mean is normalised if the model's embeddings are.
         unpooled: Number of first tokens, special ones and the prompt, that the model does not pool.
         longest: Longest input of the encoder in tokens.
         width: Size of the embeddings.
@@ -109,7 +108,6 @@ class Embedder(TextModel):
         self.sentences = sentences.to(device_of(device), WEIGHT_DTYPES[dtype]).eval()
         optimize(sentences)
         super().__init__(text_encoder(sentences), sentences.tokenizer, None, batch_size, device)
-        self.pieces = False
         self.prompt = sentences.prompts.get(sentences.default_prompt_name or "") or ""
         pooled = all(getattr(module, "include_prompt", True) for module in sentences)
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
@@ -125,46 +123,12 @@ class Embedder(TextModel):
         outputs = self.sentences(dict(self.pad(windows)) | {"prompt_length": self.unpooled})
         return outputs["sentence_embedding"].float().cpu().numpy()
 
-    def encode(self, texts: Sequence[Text]) -> Iterator[EncodedText]:
-        """Tokenise texts, each after the prompt, which is also in each piece if they are read by pieces.
-
-        Raises:
-            InputError: for pieces without a fast tokenizer, which knows the characters of each token, or without room
-                for text.
-        """
-        if not self.pieces:
-            yield from super().encode(texts)
-            return
-        if not self.tokenizer.is_fast:
-            raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
-        prompted = [self.prompt + text for text, _ in texts]
-        encoded = self.tokenizer(prompted, return_offsets_mapping=True, verbose=False)
-        for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
-            ordinary = [place for place, part in enumerate(encoded.sequence_ids(number)) if part is not None]
-            own = [place for place in ordinary if not self.prompt or offsets[place][1] > len(self.prompt)]
-            first = own[0] if own else max(ordinary, default=-1) + 1
-            stop = first + len(own)
-            after = ids[stop:] or (
-                [] if ids else [self.tokenizer.pad_token_id]
-            )  # a text without tokens is one of padding
-            room = self.limit - first - len(after)
-            if room < 1:
-                expected = f"at least {first + len(after) + 1} for prompt and text"
-                raise InputError(f"max_length: expected {expected}, got {self.limit}")
-            parts = [ids[start : min(start + room, stop)] for start in range(first, max(first + 1, stop), room)]
-            windows = [{"input_ids": [*ids[:first], *part, *after]} for part in parts]
-            yield EncodedText(windows, weights=tuple(max(1, len(part)) for part in parts))
-
     def combine(self, outputs: np.ndarray, texts: Sequence[EncodedText]) -> np.ndarray:
-        """The embeddings, cut to `width` as sentence-transformers does: after they are normalised."""
-        if self.pieces:
-            weights = np.concatenate([text.weights for text in texts]).astype(np.float32)[:, None]
-            firsts = np.cumsum([0, *(len(text.windows) for text in texts[:-1])])
-            sums = np.add.reduceat(outputs * weights, firsts)
-            is_normal = isinstance(self.sentences[-1], Normalize)
-            lengths = np.linalg.norm(sums, axis=1, keepdims=True) if is_normal else np.add.reduceat(weights, firsts)
-            outputs = sums / lengths
-        return outputs[:, : self.sentences.truncate_dim]
+        """The embeddings, normalised and cut to `width` as sentence-transformers does: after they are normalised."""
+        means = super().combine(outputs, texts)
+        if self.pieces and isinstance(self.sentences[-1], Normalize):
+            means = means / np.linalg.norm(means, axis=1, keepdims=True)
+        return means[:, : self.sentences.truncate_dim]
 
 
 def load_embedder(name: str, *, device: str | None = None, **options: Any) -> Embedder:

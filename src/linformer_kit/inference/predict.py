@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import InputError, check_input, input_errors
 from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import TextColumns
@@ -63,11 +63,12 @@ def main(settings: PredictSettings) -> None:
 
 
 class Trained(NamedTuple):
-    """What the configuration of a classifier says: its classes, and the columns of its fine-tuning."""
+    """What the configuration of a classifier says: its classes, and how its fine-tuning read texts."""
 
     labels: Labels
     columns: Columns
     config: PreTrainedConfig
+    pieces: bool
 
 
 class Classifier(TextModel):
@@ -83,7 +84,7 @@ class Classifier(TextModel):
 
     def __init__(self, settings: ClassifierSettings, trained: Trained | None = None) -> None:
         device = device_of(settings.device)
-        self.labels, _, config = trained or read_classifier(settings.model)
+        self.labels, _, config, self.pieces = trained or read_classifier(settings.model)
         auto_class = AutoModelForSequenceClassification
         model, tokenizer, *_ = load_model(settings.model, auto_class, _KIND, config=config)
         self._threshold = settings.threshold
@@ -137,4 +138,6 @@ def read_classifier(name: str) -> Trained:
     recorded = getattr(config, "trained_columns", None) or {"text": "text"}
     with input_errors(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}"):
         columns = Columns(**recorded)
-    return Trained(Labels(names, multi_label=multi_label), columns, config)
+    pieces = getattr(config, "trained_pieces", False)
+    check_input(isinstance(pieces, bool), f"trained_pieces in {name}", "true or false", pieces)
+    return Trained(Labels(names, multi_label=multi_label), columns, config, pieces)

@@ -31,7 +31,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
     `linformer pretrain --help` says what each field does; `finetune` records its columns in `trained_columns`,
-    which `inference.predict` reads.
+    and in `trained_pieces` whether it read long texts as pieces; `inference.predict` reads both.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
@@ -43,6 +43,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     model_type = "linformer"
 
     trained_columns: dict[str, Any] | None = None
+    trained_pieces: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         _reject_unknown(kwargs)

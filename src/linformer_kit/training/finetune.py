@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
@@ -22,9 +23,9 @@ from transformers import (
     set_seed,
 )
 
-from linformer_cli.errors import DivergedError, check_choice
+from linformer_cli.errors import DivergedError, InputError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, ClassifierPooling, FinetuneSettings, model_label
-from linformer_kit.data.inputs import grouped_by_length, labelled_inputs
+from linformer_kit.data.inputs import PieceCollator, grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
 from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
@@ -46,6 +47,7 @@ from linformer_kit.training.task import Batch, Batches, Task
 logger = logging.getLogger(__name__)
 
 _KIND = "an encoder that can classify sequences"
+_SHARE_OF_WORDS = 0.1  # of the training's time, for a regression on words
 _UNBALANCED = 4  # ratio of the numbers of texts of two classes
 
 
@@ -77,12 +79,16 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     texts = load_labelled(settings, known)
     labels = texts.labels
     logger.info("texts of each class:\n%s", "\n".join(_texts_table(texts)))
+    if settings.pieces and texts.columns.text_pair:
+        raise InputError(f"pieces: expected single texts, got pairs (text_pair_column {texts.columns.text_pair})")
+    if settings.pieces and settings.fully_shard:  # its processes must make as many forward passes
+        raise InputError("pieces: expected a model that is whole in each process, got fully_shard")
     counts = np.array(labels.count(texts.train))
     metric = settings.metric_for_best_model or _best_metric(labels, counts)
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))
     loaded = load_encoder(settings, labels, seed=settings.seed, config=config)
     model, tokenizer = loaded.model, loaded.tokenizer
-    encoder = Encoder(tokenizer, tokenizer.model_max_length)
+    encoder = Encoder(tokenizer, tokenizer.model_max_length, pieces=settings.pieces)
     train, validation = (
         labelled_inputs(examples, labels, texts.columns, encoder, name=name)
         for name, examples in (("training", texts.train), ("validation", texts.validation))
@@ -94,7 +100,7 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     }
     texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
     run.open({"texts": texts.description}, fingerprints)
-    model.config.trained_columns = dataclasses.asdict(texts.columns)
+    model.config.trained_columns, model.config.trained_pieces = dataclasses.asdict(texts.columns), settings.pieces
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")
     texts_in_pass = settings.per_device_train_batch_size * run.process.num_processes
@@ -105,6 +111,8 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
         validation=validation.select(order),
         texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=settings.seed,
+        windows_in_pass=settings.per_device_train_batch_size,
+        collate=PieceCollator(tokenizer) if settings.pieces else None,
         metrics=labels.metrics,
         class_weights=None if settings.class_weights is None else balanced_weights(counts, train.labels),
         starts_anew=settings.head_start == "regression" and f"{last_layer(model)}.weight" in loaded.random,
@@ -160,8 +168,9 @@ def _free_results(run: Run, texts: LabelledTexts, answers: np.ndarray, targets: 
     """The results of `free_results`, in the process that writes them."""
     if not run.process.is_main_process:
         return None
-    sides = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
-    return free_results(answers, targets, texts.labels, texts.columns, **sides)
+    sides: dict[str, Any] = {"train": texts.train, "measured": texts.validation, "validation": texts.validation}
+    seconds = _SHARE_OF_WORDS * run.state.seconds
+    return free_results(answers, targets, texts.labels, texts.columns, **sides, seconds=seconds)
 
 
 def _best_metric(labels: Labels, counts: Int[np.ndarray, " classes"]) -> str:
@@ -306,6 +315,8 @@ class Classification(Task):
 
     Args: as of `Task`, and
         texts_in_update: Texts in an update over all processes; they have similar lengths.
+        windows_in_pass: Most pieces of texts in a forward pass; more are recomputed in the backward pass, so that
+            memory does not grow with the length of a text. None: all.
         metrics: Names of metrics of `scores`.
         class_weights: As for `classification_loss`.
         starts_anew: Whether the last layer is new, and starts at a regression on what it reads.
@@ -317,13 +328,14 @@ class Classification(Task):
         tokenizer: PreTrainedTokenizerBase,
         *,
         texts_in_update: int,
+        windows_in_pass: int | None = None,
         metrics: Sequence[str],
         class_weights: Float[Tensor, " classes"] | None = None,
         starts_anew: bool = False,
         **data: Any,
     ) -> None:
         super().__init__(model, tokenizer, **data)
-        self.starts_anew = starts_anew
+        self.starts_anew, self._windows_in_pass = starts_anew, windows_in_pass
         self._texts_in_update, self._metrics, self._class_weights = texts_in_update, metrics, class_weights
 
     def start(self, run: Run) -> None:
@@ -341,10 +353,23 @@ class Classification(Task):
         return classification_loss(*self.measure(batch), labels, self._class_weights)
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits and labels."""
+        """Logits and labels; of a text read as pieces, the mean logits, as the last layer is affine."""
         inputs = dict(batch)
         targets = inputs.pop("labels")
-        return self.model(**inputs).logits, targets
+        if "shares" not in inputs:
+            return self._logits(inputs), targets
+        text_of, shares = inputs.pop("text_of"), inputs.pop("shares")
+        size = self._windows_in_pass or len(shares)
+        parts = [{name: each[at : at + size] for name, each in inputs.items()} for at in range(0, len(shares), size)]
+        if len(parts) > 1 and torch.is_grad_enabled():
+            logits = [checkpoint(self._logits, part, use_reentrant=False) for part in parts]
+        else:
+            logits = list(map(self._logits, parts))
+        weighted = torch.cat(logits).float() * shares[:, None]
+        return weighted.new_zeros(len(targets), weighted.shape[1]).index_add(0, text_of, weighted), targets
+
+    def _logits(self, inputs: Batch) -> Tensor:
+        return self.model(**inputs).logits
 
     def metrics(self, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:  # type: ignore[override]
         return scores(logits, answers_of(logits, multi_label=targets.ndim == 2), targets, self._metrics)
