@@ -39,13 +39,12 @@ def test_guide(page, read):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "least"), enumerate((0.8, 0.9, 0.9)), ids=("patches", "series", "table"))
-def test_examples_of_vectors_learn(example, least, capsys):
-    """Chance is 0.1 for patches and 0.5 for series; the larger class of the table has 0.77."""
+def test_the_example_of_vectors_learns(capsys):
+    """Chance is 0.5."""
     blocks = [step.text for step in steps("python.md") if "lk.LinformerEncoder(" in step.text]
-    assert len(blocks) == 3
-    run_python(blocks[example], ())
-    assert float(capsys.readouterr().out.removeprefix("accuracy ")) > least
+    assert len(blocks) == 1
+    run_python(blocks[0], ())
+    assert float(capsys.readouterr().out.removeprefix("accuracy ")) > 0.9
 
 
 @pytest.mark.slow

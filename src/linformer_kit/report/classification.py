@@ -115,7 +115,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     shown = np.flatnonzero(every.sum(axis=0) + every.sum(axis=1))
     counts, labels, left_out = (
         every[np.ix_(shown, shown)],
-        [labels[number] for number in shown],
+        [labels[number] for number in shown.tolist()],
         len(labels) - len(shown),
     )
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
