@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import shlex
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +21,6 @@ from tests.documentation.pages import Step, steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, SCRIPT
 from tests.processes import run_processes
 
-_FILE = re.compile(r"# ([\w-]+\.py)\n")
 _PROCESSES = 2
 
 
@@ -46,13 +43,9 @@ def run_command(command: str) -> None:
 
 
 def run_python(block: str, replaced: Iterable[tuple[str, str]]) -> None:
-    """A block of Python by itself. One that names a file is saved under this name."""
+    """A block of Python by itself."""
     for old, new in replaced:
         block = block.replace(old, new)
-    file = _FILE.match(block)
-    if file:
-        Path(file[1]).write_text(block, encoding="utf-8")
-        return
     exec(compile(block, "the page", "exec"), {"__name__": "__main__"})
 
 

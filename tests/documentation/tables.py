@@ -41,7 +41,7 @@ NOT_RUN = {
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
     "README.md": ("answerdotai/ModernBERT-base",),
-    "export.md": ("my-classifier",),
+    "export.md": ("my-classifier", "sentence-transformers/all-MiniLM-L6-v2"),
     "finetuning.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "distilbert/distilroberta-base", "my-model", "docstrings.csv", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
     ),

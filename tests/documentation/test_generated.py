@@ -9,7 +9,6 @@ import re
 from transformers import PreTrainedConfig
 
 from linformer_kit import LinformerConfig
-from reproduce.common import NAMES
 from tests.documentation.pages import PAGES, ROOT
 
 _QUALITY = "documents-minilm-4096_xeon-2-cores_202611"
@@ -49,25 +48,6 @@ def test_the_table_of_minilm_is_that_of_the_results():
     lines = PAGES["linearize.md"].read_text(encoding="utf-8").splitlines()
     shown = [line for line in lines if line.startswith("|") and "%" in line]
     assert shown == [_row(title, name) for title, name in _METHODS.items()]
-
-
-def test_documents_an_hour_are_those_of_the_results():
-    results = (
-        ("MiniLM", "documents-minilm-bfloat16_xeon-2-cores_202611/documents.json"),
-        ("ModernBERT", "windows_zen4-2-cores_202611/bfloat16/linearised.json"),
-    )
-    hours = {}
-    for model, path in results:
-        for each in json.loads((ROOT / "benchmarks" / path).read_text(encoding="utf-8"))["records"]:
-            if each.get("precision", "bfloat16") == "bfloat16" and "median_s" in each:
-                assert each.get("batch", 1) == 1
-                name = each.get("name", each.get("way"))
-                three_digits = float(f"{3600 / each['median_s']:.3g}")
-                hours[f"{model}, {NAMES.get(name, name)}", each["n"]] = f"{three_digits:,.0f}"
-    shown = re.findall(r"^\| (Mini.*|Modern.*) \| (.*) \| (.*) \| (.*) \|$", PAGES["speed.md"].read_text("utf-8"), re.M)
-    assert len(shown) == 6
-    for way, *cells in shown:
-        assert cells == [hours.get((way, n), "–") for n in (512, 2048, 8192)]
 
 
 def test_times_saved_are_those_of_the_results():
