@@ -213,13 +213,22 @@ def _gap(content: Record, line: str, n: int) -> dict[str, str]:
     return {f"{update:,} updates": f"{gap:+.3f}" for update, gap in zip(quarters, gaps, strict=True)}
 
 
+def _panels(content: Record) -> dict[str, dict[tuple[str, int], list[Record]]]:
+    """The lines of each panel that were trained, without panels all of whose lines another one shows."""
+    panels = {
+        title: {(line, n): records for line, n in members if (records := of(content, line, n))}
+        for title, members in PANELS.items()
+    }
+    kept: dict[str, dict[tuple[str, int], list[Record]]] = {}
+    for title in sorted(panels, key=lambda title: -len(panels[title])):
+        if not any(panels[title].keys() <= others.keys() for others in kept.values()) and panels[title]:
+            kept[title] = panels[title]
+    return {title: kept[title] for title in panels if title in kept}
+
+
 def draw(content: Record) -> Figure | None:
     """Validation perplexity by update, a panel for each of the paper's and one more: mean and range over the seeds."""
-    panels = {
-        title: lines
-        for title, members in PANELS.items()
-        if (lines := {(line, n): records for line, n in members if (records := of(content, line, n))})
-    }
+    panels = _panels(content)
     if not panels:
         return None
     figure, grid = new_panels(len(panels), (4.6, 4.2))

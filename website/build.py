@@ -65,6 +65,7 @@ TOPICS = {
         "ConvProjection",
         "DynamicProjection",
         "RandomProjection",
+        "register_projection",
     ),
     "Other checkpoints": ("from_linformer", "load_fairseq_checkpoint"),
     "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
@@ -224,7 +225,16 @@ def write_command_reference() -> None:
     for topic in COMMAND_TOPICS:
         lines += ["", f"## {topic}"]
         for name, command in ((name, each) for name, each in COMMANDS.items() if each.topic == topic):
-            lines += ["", f"### linformer {name}", "", f"{command.summary}.", "", "```text", help_of(name), "```"]
+            lines += [
+                "",
+                f"### linformer {name}",
+                "",
+                f"{command.summary}. {command.reason}",
+                "",
+                "```text",
+                help_of(name),
+                "```",
+            ]
     (PAGES / "reference" / "commands.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

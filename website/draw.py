@@ -70,7 +70,7 @@ def time_saved(folder: str) -> tuple[list[int], list[float]]:
 
 
 def window_times(n: int) -> dict[str, float]:
-    """Seconds for one text of n tokens by way, of the encoder with windows of README's table."""
+    """Seconds for one text of n tokens by way, of ModernBERT, as in the table of docs/linearize.md."""
     result = BENCHMARKS / "windows_zen4-2-cores_202611" / "float32" / "linearised.json"
     records = json.loads(result.read_text(encoding="utf-8"))["records"]
     return {record["way"]: record["median_s"] for record in records if record["n"] == n}

@@ -41,7 +41,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         _overview().parse_known_args([name])  # ends after --help and --version
         raise InputError(f"expected a command, got {name}{suggestion(name, COMMANDS)}; `linformer --help` lists them")
     command, program = COMMANDS[name], f"linformer {name}"
-    texts = {"description": f"{command.summary}.", "epilog": f"Example:\n  {program} {command.example}".rstrip()}
+    texts = {
+        "description": f"{command.summary}.\n{command.reason}",
+        "epilog": f"Example:\n  {program} {command.example}".rstrip(),
+    }
     return name, parse_settings(program, command.settings, arguments[1:], recipe=command.recipe, **texts)
 
 
@@ -123,7 +126,9 @@ def _overview() -> argparse.ArgumentParser:
     lines = ["Linformer: encoders with linear-time attention."]
     for topic in TOPICS:
         commands = {name: command for name, command in COMMANDS.items() if command.topic == topic}
-        lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {each.summary}" for name, each in commands.items())]
+        lines += ["", f"{topic}:"]
+        for name, each in commands.items():
+            lines += [f"  {name:{_WIDTH}}  {each.summary}", f"  {'':{_WIDTH}}  {each.reason}"]
     end = "`linformer COMMAND --help` shows the settings of a command, with examples."
     parser = _Parser("linformer COMMAND [options]", "\n".join(lines), end)
     version = _add_general(parser).add_argument

@@ -39,6 +39,7 @@ from linformer_kit.operator.projections import (
     MaxPoolProjection,
     MeanPoolProjection,
     RandomProjection,
+    register_projection,
 )
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "linearize",
     "load_fairseq_checkpoint",
     "optimize",
+    "register_projection",
 ]
 
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)

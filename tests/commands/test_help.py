@@ -32,6 +32,7 @@ def entry(text: str, option: str) -> str:
 def test_help_of_a_command(name, capsys):
     command, text = COMMANDS[name], help_of(name, capsys=capsys)
     usage, empty = text.splitlines()[:2]
+    assert f"\n{command.summary}.\n{command.reason}\n" in text and command.reason.endswith(".")
     assert usage.startswith(f"usage: linformer {name} ") and usage.endswith("[options]") and empty == ""
     for each in settings_of(command.settings):  # a default stands once: in the sentence, or behind it
         assert len(each.sentence) > 9 and not (each.default and "default:" in each.sentence.lower()), each.name
@@ -69,6 +70,8 @@ def test_the_overview_lists_commands_by_topic_in_one_line_each(capsys, monkeypat
     text = capsys.readouterr().out
     rows = re.findall(r"^  ([a-z][\w-]*)  +(\S.*)$", text, re.M)
     assert set(rows) >= {(name, command.summary) for name, command in COMMANDS.items()}
+    assert all(f"\n{' ':14}{command.reason}\n" in text for command in COMMANDS.values())
+    assert max(map(len, text.splitlines())) <= 80
     assert _HEADING.findall(text) == ["Use a model", "Train", "Convert", "Measure", "General"]
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import shlex
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed.run import parse_args
 
 from linformer_cli.cli import main
+from linformer_cli.settings import REGISTERED_PROJECTIONS
 from linformer_kit.data import files
+from linformer_kit.operator.projections import PROJECTIONS
 from tests.documentation import given
 from tests.documentation.pages import Step, steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, SCRIPT
 from tests.processes import run_processes
 
-_FILE = re.compile(r"# ([\w-]+\.py)\n")
 _PROCESSES = 2
 
 
@@ -44,13 +43,9 @@ def run_command(command: str) -> None:
 
 
 def run_python(block: str, replaced: Iterable[tuple[str, str]]) -> None:
-    """A block of Python by itself. One that names a file is saved under this name."""
+    """A block of Python by itself."""
     for old, new in replaced:
         block = block.replace(old, new)
-    file = _FILE.match(block)
-    if file:
-        Path(file[1]).write_text(block, encoding="utf-8")
-        return
     exec(compile(block, "the page", "exec"), {"__name__": "__main__"})
 
 
@@ -79,7 +74,8 @@ def _run_script(words: list[str]) -> None:
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Run all steps of a page in order; an error is raised with its line."""
+    """Run all steps of a page in order; an error is raised with its line. Projections that it registers are removed."""
+    registered = {*REGISTERED_PROJECTIONS}
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -98,4 +94,6 @@ def read(tmp_path, monkeypatch):
             except (Exception, SystemExit) as error:
                 raise AssertionError(f"{page}, line {step.line}: {step.name} {options}") from error
 
-    return run
+    yield run
+    for name in REGISTERED_PROJECTIONS - registered:
+        REGISTERED_PROJECTIONS.discard(name), PROJECTIONS.pop(name)

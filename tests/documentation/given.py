@@ -62,6 +62,10 @@ def _articles_in_lines(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(31, 331, seed=1)))
 
 
+def _book(path: Path) -> None:
+    path.write_text("\n".join(texts(31, 701)))
+
+
 def _parquet(path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": texts(31, 331)}), path)
 
@@ -140,7 +144,9 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "articles.jsonl": _articles_in_lines,
     "books": _text_files,
     "notes": _text_files,
+    "book.txt": _book,
     "corpus.parquet": _parquet,
+    "docstrings.csv": _reviews,
     "reviews.csv": _reviews,
     "more-reviews.csv": _reviews,
     "new-reviews.csv": _reviews,

@@ -9,7 +9,6 @@ import re
 from transformers import PreTrainedConfig
 
 from linformer_kit import LinformerConfig
-from reproduce.common import NAMES
 from tests.documentation.pages import PAGES, ROOT
 
 _QUALITY = "documents-minilm-4096_xeon-2-cores_202611"
@@ -51,23 +50,30 @@ def test_the_table_of_minilm_is_that_of_the_results():
     assert shown == [_row(title, name) for title, name in _METHODS.items()]
 
 
-def test_documents_an_hour_are_those_of_the_results():
-    results = (
-        ("MiniLM", "documents-minilm-bfloat16_xeon-2-cores_202611/documents.json"),
-        ("ModernBERT", "windows_zen4-2-cores_202611/bfloat16/linearised.json"),
-    )
-    hours = {}
-    for model, path in results:
-        for each in json.loads((ROOT / "benchmarks" / path).read_text(encoding="utf-8"))["records"]:
-            if each.get("precision", "bfloat16") == "bfloat16" and "median_s" in each:
-                assert each.get("batch", 1) == 1
-                name = each.get("name", each.get("way"))
-                three_digits = float(f"{3600 / each['median_s']:.3g}")
-                hours[f"{model}, {NAMES.get(name, name)}", each["n"]] = f"{three_digits:,.0f}"
-    shown = re.findall(r"^\| (Mini.*|Modern.*) \| (.*) \| (.*) \| (.*) \|$", PAGES["speed.md"].read_text("utf-8"), re.M)
-    assert len(shown) == 6
-    for way, *cells in shown:
-        assert cells == [hours.get((way, n), "–") for n in (512, 2048, 8192)]
+def test_times_saved_are_those_of_the_results():
+    results = {
+        "CPU with AVX-512, bfloat16": "forward-bfloat16_epyc-2-cores_202611",
+        "CPU with AVX2, float32": "forward-and-training-float32_zen3-2-cores_202611",
+        "H100, bfloat16, PyTorch 2.11": "table3_h100_202611",
+    }
+    table = re.search(r"<!-- times saved at k 128 -->(.*?)<!-- end -->", PAGES["speed.md"].read_text("utf-8"), re.S)
+    lengths = [int(n.replace(",", "")) for n in re.findall(r"[\d,]+", table[1].strip().splitlines()[0])]
+    rows = re.findall(r"^\| (\w.*) \| (forward|training) \| (.*) \|$", table[1], re.M)
+    assert len(rows) == 5
+    for machine, mode, cells in rows:
+        path = ROOT / "benchmarks" / results[machine] / "table3_figure2.json"
+        times = {
+            (each["encoder"], each["k"], each["n"]): each["median_s"]
+            for each in json.loads(path.read_text(encoding="utf-8"))["records"]
+            if (each["measured"], each.get("mode")) == ("time", {"training": "train"}.get(mode, mode))
+            and "median_s" in each
+            and "compiled" not in each
+        }
+        saved = [
+            f"{times['roberta', None, n] / times['linformer', 128, n]:#.3g}" if ("roberta", None, n) in times else "–"
+            for n in lengths
+        ]
+        assert cells.split(" | ") == saved, machine
 
 
 def test_the_table_of_the_configuration_has_its_fields_and_defaults():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.documentation.conftest import run_python
 from tests.documentation.pages import PAGES, ROOT, steps
 
 QUICK = ("how-it-works.md", "operator.md", "python.md")
-GUIDES = [page for page in PAGES if page not in ("README.md", "export.md") and steps(page)]
+GUIDES = [page for page in PAGES if page != "README.md" and steps(page)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")
 
@@ -39,20 +38,12 @@ def test_guide(page, read):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "least"), enumerate((0.8, 0.9, 0.9)), ids=("patches", "series", "table"))
-def test_examples_of_vectors_learn(example, least, capsys):
-    """Chance is 0.1 for patches and 0.5 for series; the larger class of the table has 0.77."""
+def test_the_example_of_vectors_learns(capsys):
+    """Chance is 0.5."""
     blocks = [step.text for step in steps("python.md") if "lk.LinformerEncoder(" in step.text]
-    assert len(blocks) == 3
-    run_python(blocks[example], ())
-    assert float(capsys.readouterr().out.removeprefix("accuracy ")) > least
-
-
-@pytest.mark.slow
-def test_the_server_of_the_page_answers_with_names_of_classes(read):
-    read("export.md")
-    answer = runpy.run_path("serve.py")["answer"]("the film was good")
-    assert answer.keys() == {"bad", "good"} and sum(answer.values()) == pytest.approx(1)
+    assert len(blocks) == 1
+    run_python(blocks[0], ())
+    assert float(capsys.readouterr().out.removeprefix("accuracy ")) > 0.9
 
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))

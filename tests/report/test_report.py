@@ -9,6 +9,8 @@ import warnings
 import pytest
 from PIL import Image
 
+from linformer_kit.report import classification
+from linformer_kit.report import figures as figures_of
 from linformer_kit.report.base import write_json
 from linformer_kit.report.classification import draw_confusion
 from linformer_kit.report.training import write_pretrain_report
@@ -30,6 +32,7 @@ RESULTS = {
     "validation_loss": 2.0,
     "unigram_entropy": 6.0,
     "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
+    "training_curve": [(5, 5.0), (15, 2.5)],
     "guesses": [{"text": "in <mask> home", "word": " the", "tokens": [" the", "\n"], "probabilities": [0.6, 0.3]}],
 }
 
@@ -69,3 +72,21 @@ def test_classes_of_any_names_can_be_drawn(names, tmp_path):
         warnings.simplefilter("error")
         draw_confusion(matrix, names, tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_of_pretraining_has_the_training_loss_too(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(figures_of, "save_figure", lambda figure, path: figures.append(figure))
+    write_pretrain_report(RESULTS, tmp_path)
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figures[0].axes[0].lines}
+    assert [*lines] == ["Linformer, validation (7.4)", "token frequencies alone (403.4)", "Linformer, training batches"]
+    assert lines["Linformer, training batches"] == [[5, math.exp(5)], [15, math.exp(2.5)]]
+
+
+def test_classes_without_texts_or_answers_take_no_room(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(classification, "save_figure", lambda figure, path: figures.append(figure))
+    draw_confusion([[2, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]], ["a", "b", "c", "d"], tmp_path / "x.png")
+    axes = figures[0].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "c", "d"]
+    assert axes.get_xlabel().endswith("\nclasses without texts, not shown: 1")

@@ -63,3 +63,17 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     assert f"{math.exp(linear['loss']):.0f}" in row and f"{linear['loss'] - full['loss']:+.3f}" in row
     assert (tmp_path / "out" / "figure3.png").exists()
     assert len(linear["curve"]) == 13 and not (tmp_path / "out" / "trainings" / "k_32,_n_32,_seed_0" / "start").exists()
+
+
+def test_figure3_shows_no_panel_whose_lines_another_one_has():
+    def records(*lines):
+        curve = [[0, 5.0], [10, 4.0]]
+        return {"records": [{"line": line, "n": 512, "seed": 0, "loss": 4.0, "curve": curve} for line in lines]}
+
+    def titles(*lines):
+        return [axes.get_title() for axes in figure3.draw(records(*lines)).axes]
+
+    assert titles("Transformer", "k 128") == ["(a) n 512"]
+    assert titles("Transformer", "k 128", "headwise, pooling") == ["(c) n 512, k 128, sharing"]
+    assert titles("Transformer", "k 256", "recommended") == ["(a) n 512", "(e) n 512, k 128, recommended"]
+    assert figure3.draw(records()) is None

@@ -46,12 +46,14 @@ from linformer_cli.settings.declare import (
 from linformer_cli.settings.files import is_local_path, model_label, names_only, without_local_paths
 from linformer_cli.settings.model import (
     IGNORED_LABEL,
+    REGISTERED_PROJECTIONS,
     BiasOrder,
     ClassifierPooling,
     LinearInitializer,
     LinearizeSettings,
     ModelSettings,
     Projection,
+    ProjectionName,
     ResizeMode,
     Sharing,
     ShorterInput,
@@ -210,7 +212,10 @@ class UpdateSettings(TrainingSettings):
 
 @command("pretrain", TRAIN, "training.pretrain", "--train_file notes/ corpus.jsonl --output_dir my-model", "tiny")
 class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings):
-    """Pretrain a masked or causal language model on text."""
+    """Pretrain a masked or causal language model on text.
+
+    For a new encoder; at n 2,048 it learns sooner than a Transformer.
+    """
 
     given: ClassVar[frozenset[str]] = frozenset()
     """names of the settings of the command line and --config files"""
@@ -230,7 +235,10 @@ class PretrainSettings(CorpusSettings, UpdateSettings, OneModelTrainingSettings)
 
 @command("finetune", TRAIN, "training.finetune", "my-model --train_file reviews.csv")
 class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
-    """Fine-tune an encoder to classify texts (Table 2)."""
+    """Fine-tune an encoder to classify texts (Table 2).
+
+    Where words alone do not tell the classes; it compares both.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of an encoder of this package, or of transformers with a classifier."""
@@ -276,7 +284,10 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
 
 @command("distill", TRAIN, "training.distill", "my-bert --train_file articles/ --output_dir linear-bert")
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):
-    """Linearise an encoder and distil the original into it."""
+    """Linearise an encoder and distil the original into it.
+
+    Where an untrained linear encoder is too far from the original.
+    """
 
     model: Argument[ModelName]
     """The teacher: folder or hub id of an encoder, masked language model or classifier."""
@@ -319,7 +330,10 @@ class ClassifierSettings(WeightSettings):
 
 @command("predict", USE, "inference.predict", "my-classifier new.csv --out answers.jsonl")
 class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
-    """Classify the texts of a file."""
+    """Classify the texts of a file.
+
+    With a classifier of `finetune` or of the hub.
+    """
 
     file: Argument[list[File]]
     """Files, folders, globs, pipes: .csv .tsv .jsonl .parquet, or .txt with a text per line."""
@@ -329,7 +343,10 @@ class PredictSettings(PairSettings, ClassifierSettings, ResumeSettings):
 
 @command("evaluate", USE, "inference.evaluate", "my-classifier more.csv")
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
-    """Measure a classifier on labelled texts."""
+    """Measure a classifier on labelled texts.
+
+    On texts of your own; beside words alone with --train_file.
+    """
 
     validation_file: Argument[list[File] | None] = None
     """Files, folders or globs (.csv .tsv .jsonl .parquet)."""
@@ -344,7 +361,10 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 
 @command("embed", USE, "inference.embed", "my-encoder articles.jsonl --out vectors.npy")
 class EmbedSettings(ResumeSettings, WeightSettings):
-    """Embed the texts of a file."""
+    """Embed the texts of a file.
+
+    For search; averages of --pieces read texts of any length.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of an encoder; mean-pooled without files of sentence-transformers."""
@@ -370,7 +390,10 @@ class EmbedSettings(ResumeSettings, WeightSettings):
 
 @command("fill-mask", USE, "inference.fill_mask", "my-model 'def __init__(<mask>, name):' --top_k 3")
 class FillMaskSettings(WeightSettings):
-    """Predict the <mask> tokens of a text."""
+    """Predict the <mask> tokens of a text.
+
+    A look at what a masked language model has learned.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of a masked language model."""
@@ -382,7 +405,10 @@ class FillMaskSettings(WeightSettings):
 
 @command("linearize", CONVERT, "interop.convert", "BAAI/bge-small-en-v1.5 long --max_position_embeddings 4096")
 class LinearizeCommandSettings(LinearizeSettings):
-    """Make any encoder linear, and longer, without training."""
+    """Make any encoder linear, and longer, without training.
+
+    For n of 1,000 and more; in search `embed --pieces` is as good.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of an encoder that uses transformers' attention interface."""
@@ -394,7 +420,10 @@ class LinearizeCommandSettings(LinearizeSettings):
 
 @command("resize", CONVERT, "interop.convert", "my-model my-long-model --max_position_embeddings 1024")
 class ResizeSettings:
-    """Give a linear model another longest text."""
+    """Give a linear model another longest text.
+
+    To pretrain on short texts first, or to read more of a text.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of a model of this package, or of a linear encoder."""
@@ -409,7 +438,10 @@ class ResizeSettings:
 
 @command("adapters", CONVERT, "training.adapter")
 class AdaptersSettings:
-    """List the adapters that ship with the package."""
+    """List the adapters that ship with the package.
+
+    For `linearize --adapter`: nearer to the original's vectors.
+    """
 
     card: Adapter[Folder | None] = None
     """Name of an adapter whose card to print, or its folder; default: list all."""
@@ -417,7 +449,10 @@ class AdaptersSettings:
 
 @command("export", CONVERT, "export.command", "my-classifier served --format openvino", extra="export")
 class ExportSettings:
-    """Export a model to ONNX or OpenVINO, and check it against PyTorch."""
+    """Export a model to ONNX or OpenVINO, and check it against PyTorch.
+
+    To serve on CPUs without PyTorch; ModernBERT's windows gain most.
+    """
 
     model: Argument[ModelName]
     """Folder or hub id of an encoder of this package or of transformers."""
@@ -460,7 +495,10 @@ class CostSettings:
 
 @command("bench", MEASURE, "analysis.bench", "--lengths 512 2048 --device cuda")
 class BenchSettings(CostSettings):
-    """Compare time and memory with a Transformer on this machine."""
+    """Compare time and memory with a Transformer on this machine.
+
+    To see from which n on a Linformer is faster here.
+    """
 
     lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
     """Values of n in tokens."""

@@ -105,7 +105,7 @@ def settings(kind: type[T], *, strict: bool = False) -> type[T]:
 
 
 class Command(NamedTuple):
-    """A subcommand; the docstring of its settings is its line of help."""
+    """A subcommand; the docstring of its settings has what it does, and when one takes it."""
 
     settings: type
     topic: str  # in the list of commands
@@ -117,7 +117,12 @@ class Command(NamedTuple):
     @property
     def summary(self) -> str:
         """What it does."""
-        return str(self.settings.__doc__).rstrip(".")
+        return str(self.settings.__doc__).partition("\n")[0].rstrip(".")
+
+    @property
+    def reason(self) -> str:
+        """When one takes it."""
+        return str(self.settings.__doc__).partition("\n")[2].strip()
 
 
 COMMANDS: dict[str, Command] = {}

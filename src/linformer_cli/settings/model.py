@@ -1,6 +1,10 @@
 """The architecture: the settings of slots, and the fields of `LinformerConfig`."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from linformer_cli.settings.declare import (
     BelowOne,
@@ -16,7 +20,19 @@ from linformer_cli.settings.declare import (
 )
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
-Projection = Literal["linear", "mean_pool", "max_pool", "conv", "random", "dynamic"]
+ProjectionName = Literal["linear", "mean_pool", "max_pool", "conv", "random", "dynamic"]
+REGISTERED_PROJECTIONS: set[str] = set()  # names of users' own, by `lk.register_projection`
+
+
+def _registered_or_known(value: Any, check: Callable[[Any], Any]) -> Any:
+    try:
+        return value if value in [*REGISTERED_PROJECTIONS] else check(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise PydanticCustomError("projection", f"{expected}, or a name for lk.register_projection") from None
+
+
+Projection = Annotated[ProjectionName, WrapValidator(_registered_or_known)]
 Attention = Literal["linformer", "full"]
 BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]

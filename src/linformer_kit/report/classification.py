@@ -107,8 +107,17 @@ def texts_table(
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
-    """Plot texts of each class (rows) by predicted class (columns); colours are shares of the row."""
-    counts = np.array(matrix)
+    """Plot texts of each class (rows) by predicted class (columns); colours are shares of the row.
+
+    Classes that no text has and no answer names are left out, and counted below the picture.
+    """
+    every = np.array(matrix)
+    shown = np.flatnonzero(every.sum(axis=0) + every.sum(axis=1))
+    counts, labels, left_out = (
+        every[np.ix_(shown, shown)],
+        [labels[number] for number in shown.tolist()],
+        len(labels) - len(shown),
+    )
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     named = len(labels) <= _NAMED_CLASSES
     size = min(12.0, 3.2 + 0.45 * len(labels)) if named else 8.0
@@ -123,7 +132,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
             if counts[row, column]:
                 color = "white" if shares[row, column] > 0.6 else "black"
                 axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, size="small")
-    axes.set_xlabel("predicted class")
+    axes.set_xlabel("predicted class" + (f"\nclasses without texts, not shown: {left_out}" if left_out else ""))
     axes.set_ylabel("class")
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
     save_figure(figure, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ _MEASURES = {
 def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     """Write the loss, its curve and guesses of masked words into a folder."""
     corpus, unigram, loss = results["corpus"], results["unigram_entropy"], results["validation_loss"]
-    curve = [(update, math.exp(min(loss, _HIGHEST_DRAWN))) for update, loss in results["curve"]]
+    curve, training = _perplexities(results["curve"]), _perplexities(results["training_curve"])
     level = [(update, math.exp(unigram)) for update in (curve[0][0], curve[-1][0])]
     attention = results["model"]["attention"]
     by_layer = attention if isinstance(attention, list) else [attention]
     name = " and ".join(_ATTENTION[kind] for kind in dict.fromkeys(by_layer))
     tokens = "tokens" if results["model"]["causal"] else "masked tokens"
-    panels = {f"validation perplexity ({tokens})": {name: curve, f"unigram ({level[0][1]:,.0f})": level}}
-    draw_curves(panels, folder / "perplexity.png", logarithmic=True)
+    curves = {
+        f"{name}, validation ({curve[-1][1]:,.1f})": curve,
+        f"token frequencies alone ({level[0][1]:,.1f})": level,
+        f"{name}, training batches": training,
+    }
+    draw_curves({f"perplexity ({tokens})": curves}, folder / "perplexity.png", logarithmic=True)
     speed = f"{results['tokens_per_second']:,.0f}" if results["tokens_per_second"] else ""
     size = [f"{results['model']['parameters']:,}", f"{results['updates']:,}"]
     rows = [
@@ -56,6 +61,11 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
         lines += ["", "Guesses for one masked word in each of some validation texts:", ""]
         lines += table(["text", "masked word", "guesses"], rows)
     write_report(results, folder, lines)
+
+
+def _perplexities(curve: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Pairs of update and perplexity of pairs of update and loss."""
+    return [(update, math.exp(min(loss, _HIGHEST_DRAWN))) for update, loss in curve]
 
 
 def perplexity(loss: float) -> float:

@@ -149,6 +149,7 @@ def _results(run: Run, model: LinformerLanguageModel, data: MaskedText) -> dict[
         perplexity=perplexity(loss),
         unigram_entropy=_unigram_entropy(data, causal=model.config.causal),
         curve=sorted(curve.items()),
+        training_curve=run.state.curve("loss"),
         guesses=[] if run.diverged or model.config.causal else _guesses(model, data, seed=seed),
     )
 

@@ -6,10 +6,26 @@ import re
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
-from linformer_kit import InputError, LinearProjection, LinformerAttention
-from linformer_kit.operator.projections import MatrixProjection, MaxPoolProjection, WindowProjection
+from linformer_cli.settings import REGISTERED_PROJECTIONS
+from linformer_kit import (
+    InputError,
+    LinearProjection,
+    LinformerAttention,
+    LinformerConfig,
+    LinformerModel,
+    linearize,
+    register_projection,
+)
+from linformer_kit.operator.projections import (
+    PROJECTIONS,
+    MatrixProjection,
+    MaxPoolProjection,
+    SequenceProjection,
+    WindowProjection,
+)
 from linformer_kit.operator.slots import merge_heads, split_heads
 
 N, K, HEADS, EMBED = 19, 5, 3, 33
@@ -45,6 +61,36 @@ class Largest(WindowProjection):
     def reduce(self, windows, tokens, are_values):
         inside = windows.of(merge_heads(tokens)).masked_fill(~windows.real[..., None], -1e9)
         return split_heads(inside.amax(dim=2), tokens.shape[1])
+
+
+class Placed(MatrixProjection):
+    """Slot i weighs real tokens by how near they are to its place in the text, with a learned width."""
+
+    learned = True
+
+    def __init__(self, *arguments, **named) -> None:
+        super().__init__(*arguments, **named)
+        self.width = nn.Parameter(self.initial_values()["width"])
+
+    def initial_values(self):
+        return {"width": torch.ones(self.projected_dim)}
+
+    def matrices(self, source, lengths, slots):
+        batch, seq_len, _ = source.shape
+        real = torch.full((batch,), seq_len) if lengths is None else lengths
+        places = torch.arange(seq_len) / real.clamp(min=1)[:, None]  # from 0 to before 1 on real tokens
+        centres = (torch.arange(slots)[:, None] + 0.5) / slots
+        scores = -self.width[:slots, None] * (slots * (places[:, None] - centres)).square()
+        matrix = scores.masked_fill(places[:, None] >= 1, -1e9).softmax(-1).to(source.dtype)
+        return matrix, matrix
+
+
+@pytest.fixture
+def registered():
+    """A name for `Placed`, which no other test sees."""
+    register_projection("placed", Placed)
+    yield "placed"
+    PROJECTIONS.pop("placed", None), REGISTERED_PROJECTIONS.discard("placed")
 
 
 def compare(own, same, length):
@@ -113,3 +159,50 @@ def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
     monkeypatch.setattr(Largest, "reduce", lambda self, windows, tokens, are_values: tokens)
     with pytest.raises(InputError, match=re.escape(f"reduce: expected [2, {HEADS}, {K}, 11], got [2, {HEADS}, {N}, ")):
         layer(x, x, x)
+
+
+def test_a_registered_projection_is_that_of_configurations_linear_encoders_and_saved_models(registered, tmp_path):
+    config = LinformerConfig(vocab_size=53, projected_dim=K, max_position_embeddings=N, projection=registered)
+    sizes = {"hidden_size": EMBED, "num_attention_heads": HEADS, "num_hidden_layers": 2, "intermediate_size": 7}
+    config.update(sizes)
+    model = LinformerModel(config).eval()
+    model.encoder.layers[1].self_attn.projection.width.data.mul_(2)
+    ids, mask = torch.randint(3, 53, (2, N)), (torch.arange(N) < torch.tensor([[N], [3]])).long()
+    alone = model(ids[1:, :3]).last_hidden_state
+    torch.testing.assert_close(model(ids, attention_mask=mask).last_hidden_state[1:, :3], alone)
+    model.save_pretrained(tmp_path)
+    loaded = LinformerModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
+    assert "projection.width" in " ".join(loaded.state_dict())
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=53, **sizes))
+    assert linearize(bert, projected_dim=K, projection=registered)(ids).last_hidden_state.isfinite().all()
+    assert isinstance(LinformerAttention(EMBED, HEADS, N, K, projection=registered).projection, Placed)
+    PROJECTIONS.pop(registered), REGISTERED_PROJECTIONS.discard(registered)
+    with pytest.raises(
+        InputError, match=r"^projection: expected .*'dynamic', or a name for lk.register_projection, got placed$"
+    ):
+        LinformerModel.from_pretrained(tmp_path)
+
+
+def test_what_cannot_be_registered_says_why():
+    class Nothing(MatrixProjection):
+        pass
+
+    class Windowless(WindowProjection):
+        pass
+
+    class Bare(SequenceProjection):
+        pass
+
+    for kind, method in ((Nothing, "matrices"), (Windowless, "reduce"), (Bare, "forward")):
+        message = rf"^projection: expected a class with the method `{method}`, got {kind.__name__}$"
+        with pytest.raises(InputError, match=message):
+            register_projection("nothing", kind)
+        with pytest.raises(TypeError, match=method):
+            kind(N, K, num_heads=HEADS)
+    with pytest.raises(InputError, match=r"^projection: expected a subclass of SequenceProjection, got <class 'int'>$"):
+        register_projection("nothing", int)
+    for name in ("linear", "two words", 3):
+        with pytest.raises(InputError, match=r"^name: expected a word that no projection of this package has, got "):
+            register_projection(name, Placed)
+    assert "nothing" not in PROJECTIONS

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from linformer_cli.settings import Projection
+from linformer_cli.settings import ProjectionName
 from linformer_kit import InputError, LinearProjection, MeanPoolProjection, RandomProjection
 from linformer_kit.operator.kernels import Kernels, choose
 from linformer_kit.operator.projections import PROJECTIONS, Tokens
@@ -76,7 +76,7 @@ def test_rejections(arguments, message):
 
 
 def test_the_names_on_the_command_line_are_the_names_in_the_code():
-    assert set(get_args(Projection)) == set(PROJECTIONS)
+    assert set(get_args(ProjectionName)) == set(PROJECTIONS)
 
 
 def test_means_count_in_mixed_precision_and_keep_an_infinite_token_in_its_window():

@@ -2,8 +2,8 @@
 
 A projection is called with the tokens of keys and values, mapped by W_K and W_V or not: `attention` chooses the order
 of the two products, since E·(X·W) and (E·X)·W are equal, but their cost is very different.
-To add a projection, add a class (docs/operator.md has an example), a line in `PROJECTIONS`, and its name to
-`Projection` in `linformer_cli/settings/model.py`.
+To add a projection of your own, write a class (docs/operator.md has examples) and call `register_projection`; to add
+one to the package, a line in `PROJECTIONS`, and its name to `ProjectionName` in `linformer_cli/settings/model.py`.
 
     FullAttention          E = F = identity
     LinearProjection       E and F are learned
@@ -22,9 +22,11 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
-from typing import Any
+from inspect import isabstract
+from typing import Any, get_args
 
-from linformer_cli.settings import SlotSettings
+from linformer_cli.errors import InputError, check_input
+from linformer_cli.settings import REGISTERED_PROJECTIONS, ProjectionName, SlotSettings
 from linformer_kit.operator.projections.base import (
     Compressed,
     FullAttention,
@@ -55,6 +57,29 @@ PROJECTIONS: dict[str, type[SequenceProjection]] = {
     "random": RandomProjection,
     "dynamic": DynamicProjection,
 }
+
+
+def register_projection(name: str, projection: type[SequenceProjection]) -> None:
+    """Give a projection class a name for `LinformerConfig(projection=name)`, `linearize` and `LinformerAttention`.
+
+    Register it again before a saved model that has the name is loaded. A second class replaces the first.
+
+    Args:
+        name: A word that no projection of this package has.
+        projection: The class; its constructor takes the arguments of `SequenceProjection`.
+
+    Raises:
+        InputError: for a name of this package, and for a class without a method that its kind needs.
+    """
+    own = isinstance(name, str) and name.isidentifier() and name not in get_args(ProjectionName)
+    check_input(own, "name", "a word that no projection of this package has", name)
+    if not (isinstance(projection, type) and issubclass(projection, SequenceProjection)):
+        raise InputError(f"projection: expected a subclass of SequenceProjection, got {projection!r}")
+    if isabstract(projection):
+        missing = " and ".join(f"`{method}`" for method in sorted(projection.__abstractmethods__))
+        raise InputError(f"projection: expected a class with the method {missing}, got {projection.__name__}")
+    PROJECTIONS[name] = projection
+    REGISTERED_PROJECTIONS.add(name)
 
 
 def build_projection(

@@ -6,6 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast, get_args
 
@@ -78,7 +79,7 @@ class Compressed(NamedTuple):
     sizes: Int[Tensor, "batch_or_1 slots"] | None = None
 
 
-class SequenceProjection(nn.Module):
+class SequenceProjection(nn.Module, ABC):
     """Base class of projections of n positions to k slots.
 
     There are two kinds: a `MatrixProjection` writes `matrices`, for slots that are weighted sums of all tokens, and a
@@ -139,6 +140,7 @@ class SequenceProjection(nn.Module):
         expected = "prefix, or a projection with windows (such as mean_pool)"
         check_input(shorter_input == "prefix" or cls.windowed, "shorter_input", expected, shorter_input)
 
+    @abstractmethod
     def forward(self, tokens: Tokens, slots: int) -> Compressed:
         """The slots of keys and values.
 
@@ -149,7 +151,6 @@ class SequenceProjection(nn.Module):
         Raises:
             InputError: if the sequence is longer than seq_len.
         """
-        raise NotImplementedError
 
     @property
     def projected_dim(self) -> int:
@@ -238,6 +239,9 @@ class FullAttention(SequenceProjection):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(None, 1, num_heads=num_heads)
+
+    def forward(self, tokens: Tokens, slots: int) -> Compressed:
+        return Compressed(tokens.key, tokens.values)
 
     def exact_length(self, slots: int) -> float:
         return math.inf

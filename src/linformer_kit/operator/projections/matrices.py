@@ -6,6 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ class MatrixProjection(SequenceProjection):
 
     commutes = True
 
+    @abstractmethod
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
     ) -> tuple[Tensor, Tensor]:
@@ -39,7 +41,6 @@ class MatrixProjection(SequenceProjection):
             lengths: Number of real tokens of each sequence; None: all.
             slots: k.
         """
-        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)

@@ -6,6 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -66,11 +67,11 @@ class WindowProjection(SequenceProjection):
 
     windowed = True
 
+    @abstractmethod
     def reduce(
         self, windows: Windows, tokens: Float[Tensor, "batch heads seq_len dim"], are_values: bool
     ) -> Float[Tensor, "batch heads slots dim"]:
         """Reduce the tokens in each window to a slot."""
-        raise NotImplementedError
 
     def forward(self, tokens: Tokens, slots: int) -> Compressed:
         seq_len = tokens.key.shape[2]
