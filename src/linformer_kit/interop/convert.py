@@ -13,11 +13,10 @@ from linformer_cli.settings import LinearizeCommandSettings, ResizeSettings
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.pretrained import optional_file, read_config
-from linformer_kit.interop.checkpoints.sentences import sentence_files, warn_of_left_out, write_files
+from linformer_kit.interop.checkpoints import optional_file, read_config, sentence_files, warn_of_left_out, write_files
 from linformer_kit.interop.loading import Loaded, has_tokenizer, input_length, load_model, resize, tokenizer_for
 from linformer_kit.linearized.adapter import adapters_of
-from linformer_kit.linearized.fields import EXACT
+from linformer_kit.linearized.classes import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 

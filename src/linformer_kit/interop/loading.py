@@ -24,7 +24,7 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.settings import ResizeMode, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
-from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
+from linformer_kit.interop.checkpoints import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
