@@ -33,7 +33,7 @@ from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, CountOrZero, File, Measurement, ModelName, Seed, settings
 from linformer_kit.data.files import text_files
 from linformer_kit.interop.loading import load_model
-from linformer_kit.operator.projections.starts import pooling_matrix
+from linformer_kit.operator.projections.matrices import pooling_matrix
 from linformer_kit.report.figures import new_figure, show_grid
 from reproduce.common import Record, Results, ScriptSettings, markdown, run
 from reproduce.figure1 import sequence_length, sequences

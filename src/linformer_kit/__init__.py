@@ -19,7 +19,7 @@ from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
 from linformer_kit.compat import from_linformer
-from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
+from linformer_kit.interop.fairseq import load_fairseq_checkpoint
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.linearized.linearize import linearize, optimize
 from linformer_kit.models.causal import LinformerForCausalLM

@@ -272,15 +272,15 @@ def from_linformer(
     prefix: Any = next((each for each in _FIRST if each in prefixes), None)
     check_input(prefix is not None, "source", _CONVERTED, list(weights)[:3])
     query = weights[f"{prefix}to_q.weight"]
-    width, of_keys = query.shape[1], len(weights.get(f"{prefix}to_k.weight", query))
+    width, key_width = query.shape[1], len(weights.get(f"{prefix}to_k.weight", query))
     check_input(len(query) == width, "dim_head", "dim / heads", f"dim {width} and heads × dim_head {len(query)}")
-    heads = width // of_keys if of_keys < width else heads
+    heads = width // key_width if key_width < width else heads
     fits = is_integer(heads) and heads > 0 and width % heads == 0 and given in (None, heads)  # type: ignore[operator]
     check_input(fits, "heads", f"those of the source, a divisor of dim {width}", given)
     with input_errors(f"source: expected {_CONVERTED}"), torch.no_grad():
         ours: dict[str, Tensor] = {}
         for each in prefixes:
-            ours |= {each + name: tensor for name, tensor in _of_attention(weights, each).items()}
+            ours |= {each + name: tensor for name, tensor in _attention_weights(weights, each).items()}
         sharing = "headwise" if f"{prefix}projection.value_projection" in ours else "key_value"
         k, n = ours[f"{prefix}projection.key_projection"].shape
         ours = renamed_weights(ours | weights, _NAMES)
@@ -306,7 +306,7 @@ def from_linformer(
     return model.eval()
 
 
-def _of_attention(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _attention_weights(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The weights of one attention under our names; they are taken out of `weights`."""
     query, key = (weights.pop(f"{prefix}to_{name}.weight") for name in "qk")
     maps = {"q": query, "k": key, "v": weights.pop(f"{prefix}to_v.weight", key)}

@@ -47,7 +47,7 @@ FIELDS_BESIDE = frozenset(
         "use_cache",  # transformers' Trainer writes it into every configuration
     )
 )
-# Classes whose labels transformers' Trainer shifts, by name.
+# In the source of a model whose layers all have the window of its configuration.
 _CONFIGURED_WINDOW = "create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask"
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from linformer_cli.settings import FinetuneSettings
 from linformer_kit import linearize
-from linformer_kit.interop.checkpoints.sentences import pooling_mode
+from linformer_kit.interop.checkpoints import pooling_mode
 from linformer_kit.training.finetune import finetune
 from linformer_kit.training.regression import STRENGTHS, regressions
 from tests.conftest import write_model, write_teacher

@@ -28,7 +28,7 @@ from linformer_kit.export.exportable import (
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.sentences import sentence_files, warn_of_left_out, write_files
+from linformer_kit.interop.checkpoints import sentence_files, warn_of_left_out, write_files
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.report.base import write_json

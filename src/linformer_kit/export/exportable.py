@@ -35,8 +35,7 @@ from linformer_cli.errors import InputError
 from linformer_kit.files.tokenizer import NO_LIMIT
 from linformer_kit.inference.embed import load_embedder
 from linformer_kit.internals import attention_implementation, bidirectional_mask_function
-from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.checkpoints.sentences import module_names
+from linformer_kit.interop.checkpoints import module_names, read_config
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 from linformer_kit.linearized.windows import IMPLEMENTATION, WindowMask, window_attention, window_mask
 from linformer_kit.operator.conditions import is_exporting

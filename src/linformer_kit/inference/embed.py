@@ -25,7 +25,7 @@ from linformer_kit.data.tokenizer import EncodedText, Window, tokenizer_fingerpr
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Outputs, TextModel
 from linformer_kit.inference.output import Output, Texts
-from linformer_kit.interop.checkpoints.sentences import check_no_pickle
+from linformer_kit.interop.checkpoints import check_no_pickle
 from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
 from linformer_kit.linearized.linearize import optimize, text_encoder
 from linformer_kit.models.base import LinearModel, longest_input

@@ -21,7 +21,7 @@ from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Outputs, TextModel
 from linformer_kit.inference.output import Output, Texts
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
-from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.checkpoints import read_config
 from linformer_kit.interop.loading import load_model, model_fingerprint
 
 _DIGITS = 6

@@ -7,17 +7,16 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_cli.errors import InputError, input_errors
+from linformer_cli.errors import InputError, input_errors, renamed
 from linformer_cli.outputs import check_new_folder
 from linformer_cli.settings import LinearizeCommandSettings, ResizeSettings
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.pretrained import optional_file, read_config
-from linformer_kit.interop.checkpoints.sentences import sentence_files, warn_of_left_out, write_files
-from linformer_kit.interop.loading import Loaded, has_tokenizer, input_length, load_model, resize, tokenizer_for
+from linformer_kit.interop.checkpoints import optional_file, read_config, sentence_files, warn_of_left_out, write_files
+from linformer_kit.interop.loading import Loaded, has_tokenizer, input_length, load_model, tokenizer_for
 from linformer_kit.linearized.adapter import adapters_of
-from linformer_kit.linearized.fields import EXACT
+from linformer_kit.linearized.classes import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import LinearModel, longest_input
 
@@ -52,7 +51,8 @@ def _resized(settings: ResizeSettings) -> Loaded:
     if not isinstance(loaded.model, LinearModel):
         expected = "a model of this package, or a linear encoder (`linformer linearize` makes one)"
         raise InputError(f"model: expected {expected}, got {type(loaded.model).__name__}")
-    resize(loaded.model, settings.max_position_embeddings, settings.resize_mode)
+    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+        loaded.model.resize_sequence_length(settings.max_position_embeddings, mode=settings.resize_mode)
     return loaded
 
 

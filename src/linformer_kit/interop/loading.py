@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from linformer_cli.errors import InputError, input_errors, renamed
-from linformer_cli.settings import ResizeMode, is_local_path
+from linformer_cli.errors import InputError, input_errors
+from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage
-from linformer_kit.interop.checkpoints.pretrained import check_size, optional_file, read_config
+from linformer_kit.interop.checkpoints import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
@@ -149,8 +149,8 @@ def _lost_weights(loaded: Loaded) -> list[str]:
     """
     prefix = loaded.model.base_model_prefix
     parts = {name.partition(".")[0] for name in loaded.model.base_model.state_dict()} | {prefix}
-    of_encoder = [name for name in loaded.left_out if name.partition(".")[0] in parts]
-    return [name for name in of_encoder if not name.removeprefix(f"{prefix}.").startswith(("pooler.", "decoder."))]
+    encoder_names = [name for name in loaded.left_out if name.partition(".")[0] in parts]
+    return [name for name in encoder_names if not name.removeprefix(f"{prefix}.").startswith(("pooler.", "decoder."))]
 
 
 def _ready_to_run(loaded: Loaded, name: str, what: str) -> Loaded:
@@ -244,18 +244,6 @@ def _start_classes_anew(model: PreTrainedModel, auto_class: Any, known: Collecti
         for name in names:
             loaded[name].copy_(new[name])
     return names
-
-
-def resize(model: PreTrainedModel, length: int, mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place, with errors that name settings.
-
-    Args:
-        model: The model.
-        length: The new n.
-        mode: As for `resize_sequence_length`.
-    """
-    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-        model.resize_sequence_length(length, mode=mode)
 
 
 def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:

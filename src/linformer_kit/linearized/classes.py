@@ -20,7 +20,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from linformer_cli.errors import InputError, check_choice, input_errors
-from linformer_cli.settings import ClassifierPooling
+from linformer_cli.settings import ClassifierPooling, SlotSettings
+from linformer_cli.settings.declare import Length, settings
 from linformer_kit.internals import (
     attention_implementation,
     check_before_saving,
@@ -29,15 +30,16 @@ from linformer_kit.internals import (
     set_output_attentions,
 )
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, LocalAttention, SharedLayer
-from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.models.base import LinearModel, last_layer, reject_packed
 from linformer_kit.operator.conditions import reject_old_exporter
 from linformer_kit.operator.padding import pooled
-from linformer_kit.operator.projections import FullAttention, bind_replica
+from linformer_kit.operator.projections import FullAttention, SequenceProjection, bind_replica, build_projection
+from linformer_kit.operator.projections.sizes import largest_dim
 
 MODEL_TYPE = "linearized"
 POOLING = "classifier_pooling"  # field of the configuration
+EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
 _PREFIX = "Linear"
 # Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
@@ -48,6 +50,68 @@ _NOT_FOR_SLOTS = (
 )
 # Methods that compute with attention weights of pairs of tokens.
 _OF_PAIRS = ("predict_contacts",)
+
+
+@settings
+class LinearFields(SlotSettings):
+    """What config.json says of the linear layers, under `linformer`.
+
+    Attributes:
+        base_model_type: Model type of the original model.
+        layers: Names of the linear attention modules within the base model.
+        local_layers: Names of those with a window of their own, which they keep.
+        full_layers: Names of those that keep full attention.
+        num_heads: h.
+        head_dim: d.
+        seq_len: n.
+
+    All others are arguments of `linearize`.
+    """
+
+    base_model_type: str
+    layers: list[str]
+    local_layers: list[str]
+    full_layers: list[str]
+    num_heads: Length
+    head_dim: Length
+    seq_len: Length
+
+    @classmethod
+    def of(cls, content: Any) -> LinearFields:
+        """Read and check the field; raises an `InputError` with the name of the entry."""
+        if not isinstance(content, dict):
+            raise InputError(f"linformer: expected names and values in config.json, got {content!r}")
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in content if name not in known]:
+            raise InputError(f"linformer.{unknown[0]}: expected entries that `linearize` writes, got an unknown one")
+        if absent := [name for name in (*cls.__annotations__, *known) if name not in content]:
+            raise InputError(f"linformer.{absent[0]}: expected a value, got none, in config.json")
+        try:
+            return cls(**content)
+        except InputError as error:
+            raise InputError(f"linformer.{error}, in config.json") from None
+
+    @property
+    def attention_names(self) -> list[str]:
+        """Names of all attention modules within the base model."""
+        return [*self.layers, *self.local_layers, *self.full_layers]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all layers have one E = F."""
+        return self.sharing == "layerwise"
+
+    def new_projections(self) -> list[SequenceProjection]:
+        """New E and F of each layer, or the shared one of all; numbers of slots that do not fit raise an error."""
+        layers, dims = len(self.layers), self.projected_dim
+        if isinstance(dims, list) and len(dims) != layers:
+            raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
+        layer_dims = [self.projected_dim_of(layer) for layer in range(layers)]
+        built = [largest_dim(dims)][:layers] if self.shared else layer_dims
+        projections = [build_projection(self, self.seq_len, k, self.num_heads, self.head_dim) for k in built]
+        for k in layer_dims if self.shared else ():
+            projections[0].checked_slots(k, self.num_heads)
+        return projections
 
 
 class LinearizedConfig(PreTrainedConfig):

@@ -22,12 +22,12 @@ from linformer_cli.settings import LinearizeSettings, changed
 from linformer_kit.files.tokenizer import reset_padding
 from linformer_kit.linearized.adapter import Adapter, read_adapter
 from linformer_kit.linearized.classes import (
+    LinearFields,
     LinearizedModel,
     attach,
     linear_config_class,
     linear_model_class,
 )
-from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
@@ -83,7 +83,7 @@ def linearize(
               outputs of short texts little, or the first columns and windows (`prefix`); default: `stretch` where slots
               are windows of tokens (`mean_pool`, `max_pool`, `conv`), else `prefix`.
             - `projection_initializer`: `mean_pooling`, the initialisation of E and F of projection `linear`, or another
-              of `operator.projections.starts`.
+              of `operator.projections.matrices`.
             - `sliding_window`: 128, w, the number of tokens around each query that it sees exactly, its own included;
               0: none.
             - `global_tokens`: g, the number of tokens at the start that every query sees exactly; default: 1 where

@@ -149,14 +149,14 @@ class LinearModel(PreTrainedModel):
         check_positions(self, seq_len, mode)
         old, dims, projections = self.longest_sequence, self._slots(), self.projections()
         stretched = any(each.shorter_input == "stretch" for each in projections)
-        of_projections = "interpolate" if stretched else mode
+        projection_mode = "interpolate" if stretched else mode
         for projection in projections:
-            projection.check_resize(seq_len, of_projections)
-        if of_projections == "extend" and any(projection.windowed for projection in projections):
+            projection.check_resize(seq_len, projection_mode)
+        if projection_mode == "extend" and any(projection.windowed for projection in projections):
             dims = each_dim(dims, lambda k: more_windows(k, old, seq_len))
         self._check_size(seq_len, dims)
         for projection in projections:
-            projection.resize(seq_len, of_projections)
+            projection.resize(seq_len, projection_mode)
         set_positions(self, seq_len, mode)
         self.name_or_path = NOT_SAVED  # adapters would name the model as it was
         self._record_size(seq_len, dims)

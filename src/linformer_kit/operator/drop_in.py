@@ -56,8 +56,8 @@ class LinformerAttention(ProjectedAttention):
         projection: Name of a projection (`operator.projections.PROJECTIONS`), or a module, which may be shared with
             other layers and has its own max_seq_len, sharing, projection_initializer and shorter_input, or None: full
             attention (equation 2), which has none of them and no projected_dim.
-        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`), and of
-            no other; `shifted_pooling` by default.
+        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.matrices`), and
+            of no other; `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
             the default), or windows that tile them (`stretch`).
         dropout: Dropout on the context mapping during training.

@@ -38,7 +38,7 @@ class AttentionWeights(NamedTuple):
     value_bias: Float[Tensor, " embed"] | None
     output_bias: Float[Tensor, " embed"] | None
 
-    def of_head(self, name: str, head: slice) -> tuple[Tensor, Tensor | None]:
+    def head_weights(self, name: str, head: slice) -> tuple[Tensor, Tensor | None]:
         """W_i and the bias of one head, for a name such as `query`."""
         bias = getattr(self, f"{name}_bias")
         return getattr(self, name)[head], None if bias is None else bias[head]
@@ -59,9 +59,9 @@ def equation_7(
     heads = []
     slices = _head_slices(weights.query.shape[0], len(key_projections))
     for head, project_key, project_value in zip(slices, key_projections, value_projections, strict=True):
-        q = F.linear(query, *weights.of_head("query", head))
-        k = project_key(F.linear(key, *weights.of_head("key", head)))
-        v = project_value(F.linear(value, *weights.of_head("value", head)))
+        q = F.linear(query, *weights.head_weights("query", head))
+        k = project_key(F.linear(key, *weights.head_weights("key", head)))
+        v = project_value(F.linear(value, *weights.head_weights("value", head)))
         heads.append((q @ k.T / math.sqrt(q.shape[1])).softmax(dim=-1) @ v)
     return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
 
@@ -103,21 +103,21 @@ def linformer_attention_reference(
         near = neighbours_reference(real, sliding_window)[-queries:] if sliding_window else [[]] * queries
         heads = []
         for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
-            of_key, of_value = weights.of_head("key", head), weights.of_head("value", head)
+            key_weights, value_weights = weights.head_weights("key", head), weights.head_weights("value", head)
             keys, values = key[sample][real], value[sample][real]
-            q = F.linear(query[sample], *weights.of_head("query", head))
-            k, v = F.linear(keys, *of_key), F.linear(values, *of_value)
-            k_slots = _slots_reference(keys[global_tokens:], key_projections[index], *of_key, bias_order)
-            v_slots = _slots_reference(values[global_tokens:], value_projections[index], *of_value, bias_order)
+            q = F.linear(query[sample], *weights.head_weights("query", head))
+            k, v = F.linear(keys, *key_weights), F.linear(values, *value_weights)
+            k_slots = _slots_reference(keys[global_tokens:], key_projections[index], *key_weights, bias_order)
+            v_slots = _slots_reference(values[global_tokens:], value_projections[index], *value_weights, bias_order)
             rows = []
             for row, seen in zip(q, near, strict=True):
                 exact = sorted({*range(min(global_tokens, len(k))), *seen})
-                of_slots = q.new_ones(len(k_slots))
+                slot_counts = q.new_ones(len(k_slots))
                 if slot_weights is not None and len(k_slots):
                     rest = [token - global_tokens for token in seen if token >= global_tokens]
-                    of_slots = slot_weights[index](len(k) - global_tokens, rest).to(q)
-                some = of_slots > 0
-                log_weights = torch.cat([of_slots[some].log(), q.new_zeros(len(exact))])
+                    slot_counts = slot_weights[index](len(k) - global_tokens, rest).to(q)
+                some = slot_counts > 0
+                log_weights = torch.cat([slot_counts[some].log(), q.new_zeros(len(exact))])
                 scores = row @ torch.cat([k_slots[some], k[exact]]).T / math.sqrt(q.shape[1])
                 rows.append((scores + log_weights).softmax(dim=-1) @ torch.cat([v_slots[some], v[exact]]))
             heads.append(torch.stack(rows))

@@ -13,10 +13,9 @@ from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import DistillSettings, model_label
 from linformer_kit.data.passages import Inputs, load_inputs
 from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
-from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, warn_of_left_out, write_files
+from linformer_kit.interop.checkpoints import Files, sentence_files, warn_of_left_out, write_files
 from linformer_kit.interop.loading import input_length, load_model, model_fingerprint
-from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.fields import EXACT
+from linformer_kit.linearized.classes import EXACT, LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.models.base import check_positions, longest_input, set_positions
 from linformer_kit.report.training import write_distill_report

@@ -30,8 +30,7 @@ from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_
 from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
-from linformer_kit.interop.checkpoints.pretrained import read_config
-from linformer_kit.interop.checkpoints.sentences import pooling_mode
+from linformer_kit.interop.checkpoints import pooling_mode, read_config
 from linformer_kit.interop.loading import Loaded, input_length, load_model, model_fingerprint
 from linformer_kit.linearized.classes import POOLING, LinearizedConfig
 from linformer_kit.models.base import last_layer

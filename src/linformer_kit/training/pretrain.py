@@ -26,7 +26,7 @@ from linformer_cli.errors import DivergedError, InputError, check_input, renamed
 from linformer_cli.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.data.packing import MaskedText, load_masked_text, shuffled_blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint, vocabulary_size
-from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.checkpoints import read_config
 from linformer_kit.interop.loading import load_model, model_fingerprint
 from linformer_kit.models.causal import LinformerForCausalLM
 from linformer_kit.models.configuration import LinformerConfig

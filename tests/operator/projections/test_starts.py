@@ -8,7 +8,7 @@ import torch
 from linformer_kit import LinformerConfig
 from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections import LinearProjection
-from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
+from linformer_kit.operator.projections.matrices import STARTS, pooling_matrix, spread_order
 from linformer_kit.operator.projections.windows import MeanPoolProjection
 from linformer_kit.operator.slots import ForwardPass
 

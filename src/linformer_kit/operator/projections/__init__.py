@@ -13,9 +13,9 @@ one to the package, a line in `PROJECTIONS`, and its name to `ProjectionName` in
     ConvProjection         k windows with a learned kernel for each dimension of a head
     DynamicProjection      E = F = a softmax over the positions
 
-    base       the base class, full attention     sizes       numbers of slots, other sequence lengths
-    matrices   linear, random, dynamic            windows     means, maxima, learned kernels
-    starts     initialisation of E and F
+    base       the base class, full attention     sizes     numbers of slots, other sequence lengths
+    matrices   linear, random, dynamic, and       windows   means, maxima, learned kernels
+               how learned E and F start
 
 Axes as in `slots`.
 """

@@ -1,13 +1,26 @@
 """Projections with matrices: learned E and F, a fixed Gaussian R, or matrices that are computed from the tokens.
 
-Axes as in `slots`.
+Learned E and F start by a function of `STARTS` (`projection_initializer`; docs/learning.md compares them). All of them
+give rows of norm about 1 for any n and k, so that independent inputs of variance 1 give slots of variance 1.
+Exceptions are `normal`, whose row norms grow with n, and `mean_pooling`, whose rows sum to 1.
+
+    pooling          mean pooling over k windows times √(n/k), the same for all heads
+    mean_pooling     the means without scaling: for layers whose other weights were trained on tokens (`linearized`)
+    shifted_pooling  the default: the windows of each head start a little later than those of the previous head; equal
+                     to pooling if heads share a matrix
+    normal           N(0, 0.02²), as in the official code
+
+To add one, add a function here, a line in `STARTS`, and a name in `settings.ProjectionInitializer`.
+
+Axes as in `slots`; heads of E and F: 1 if they share a matrix.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,10 +32,68 @@ from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import real_tokens
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection, Tokens
 from linformer_kit.operator.projections.sizes import stretch_matrix
-from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.operator.slots import merge_heads
 
+_OFFICIAL_STD = 0.02  # of fairseq's E and F
 _DYNAMIC_STD = 1.0  # standard deviation of the initial scores of tokens of variance 1
+
+Matrices = Float[Tensor, "heads slots seq_len"]
+
+
+def pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    """`pooling_matrix` with rows in `spread_order`, so that the first rows are spread evenly over the sequence."""
+    return pooling_matrix(projected_dim, seq_len)[spread_order(projected_dim)].repeat(heads, 1, 1)
+
+
+def mean_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    matrices = pooling(heads, projected_dim, seq_len)
+    return matrices / matrices.sum(dim=-1, keepdim=True)
+
+
+def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    """The windows of head i are shifted by i/h of a window; the last one wraps around the end."""
+    matrices = pooling(heads, projected_dim, seq_len)
+    shifted = [matrix.roll(head * seq_len // (projected_dim * heads), dims=1) for head, matrix in enumerate(matrices)]
+    return torch.stack(shifted)
+
+
+def normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    return torch.randn(heads, projected_dim, seq_len) * _OFFICIAL_STD
+
+
+STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
+    "pooling": pooling,
+    "mean_pooling": mean_pooling,
+    "shifted_pooling": shifted_pooling,
+    "normal": normal,
+}
+
+
+def pooling_matrix(projected_dim: int, seq_len: int) -> Float[Tensor, "projected seq_len"]:
+    """Mean pooling over windows that tile the sequence, scaled to keep the variance.
+
+    Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋, so any k ≤ n gives exactly k windows, whose sizes differ by at
+    most one. Each of the w positions in a window has weight 1/√w, which is the mean times √w: independent inputs of
+    variance 1 give slots of variance 1 for any n.
+    """
+    edges = [slot * seq_len // projected_dim for slot in range(projected_dim + 1)]
+    matrix = torch.zeros(projected_dim, seq_len)
+    for slot, (start, end) in enumerate(itertools.pairwise(edges)):
+        matrix[slot, start:end] = 1 / math.sqrt(end - start)
+    return matrix
+
+
+def spread_order(count: int) -> list[int]:
+    """0 … count-1 in bit-reversed order, so that every prefix is spread evenly.
+
+    Example:
+        >>> spread_order(8)
+        [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    order = [0]
+    while len(order) < count:
+        order = [2 * index for index in order] + [2 * index + 1 for index in order]
+    return [index for index in order if index < count]
 
 
 class MatrixProjection(SequenceProjection):

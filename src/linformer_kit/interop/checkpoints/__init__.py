@@ -1,1 +1,0 @@
-"""Convert checkpoints of other libraries to Linformers: one file for each format."""
