@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import field
@@ -129,10 +130,10 @@ def regression(
     """The answers of a logistic regression for the tested rows, learnt from other rows; of words without features."""
     inputs: list[Any] = [features(part) if features else [texts[row] for row in part] for part in (rows, tested)]
     classifier = LogisticRegression(max_iter=1000)
-    model = classifier if features else make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), classifier)
-    name = "C" if features else "logisticregression__C"
-    search = GridSearchCV(model, {name: STRENGTHS}, cv=KFold(FOLDS, shuffle=True, random_state=seed))
-    with warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as memory, warnings.catch_warnings():  # memory: words are counted once for all C
+        words = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), classifier, memory=memory)
+        model, name = (classifier, "C") if features else (words, "logisticregression__C")
+        search = GridSearchCV(model, {name: STRENGTHS}, cv=KFold(FOLDS, shuffle=True, random_state=seed))
         warnings.simplefilter("ignore", ConvergenceWarning)
         return search.fit(inputs[0], labels).predict(inputs[1])
 
