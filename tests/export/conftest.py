@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("onnxscript")
 
+import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
 import linformer_kit as lk
@@ -36,6 +38,12 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 def linformer(class_name: str, folder: Path, **fields: object) -> Path:
     config = lk.LinformerConfig(**{**SIZES, "vocab_size": 53, "num_labels": 3, **fields})
     return save(getattr(lk, class_name)(config), folder)
+
+
+def linear_bert(**fields: object) -> Any:
+    """A BERT of transformers, linearised; its longest text has several blocks of queries."""
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**{**BERT_SIZES, **fields}))
+    return lk.linearize(model, 7, sliding_window=8, global_tokens=3)
 
 
 def check_limit(source: Exportable, run: Run) -> None:

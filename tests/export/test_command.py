@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 
@@ -18,7 +19,7 @@ from linformer_kit.export import command, onnx_file
 from linformer_kit.export.exportable import Case, load, random_inputs
 from linformer_kit.files.manifest import damage
 from tests.conftest import encoded_lengths, fail, fail_last_line, pad_always, randomise, save_bert_tokenizer
-from tests.export.conftest import BERT_SIZES, LENGTH, TEXTS, check_limit, linformer, save
+from tests.export.conftest import LENGTH, TEXTS, check_limit, linear_bert, linformer, save
 
 PAIR = {"text": "A text.", "text_pair": "The second text of the pair."}
 FILES = {"README.md", "config.json", "export.json", "manifest.json", "model.onnx"}
@@ -67,11 +68,11 @@ def as_its_card_says(folder, capsys) -> str:
 
 @pytest.mark.e2e
 def test_padding_and_truncation_of_the_source_do_not_reach_the_exported_tokenizer(tmp_path, capsys):
-    """Its card has a pair of texts for a classifier that was trained on pairs."""
+    """Its card has a pair of texts for a classifier that was trained on pairs; a linear one, in several blocks."""
     model, out = tmp_path / "model", tmp_path / "out"
     columns = {"text": "text", "text_pair": "second", "label": "label"}
-    config = transformers.BertConfig(**{**BERT_SIZES, "num_labels": 2}, trained_columns=columns)
-    randomise(transformers.BertForSequenceClassification(config)).save_pretrained(model)
+    classifier = linear_bert(num_labels=2, trained_columns=columns)
+    randomise(classifier).save_pretrained(model)
     save_bert_tokenizer(model, ["text", "second", "a", "."])
     pad_always(model, 11)
     main(["export", str(model), str(out)])
@@ -129,9 +130,10 @@ def test_a_number_format_that_a_file_cannot_have_is_rejected(tmp_path, capsys):
 
 @pytest.mark.e2e
 def test_a_folder_of_openvino(tmp_path, capsys):
-    """With the settings for bfloat16, and the code of its card."""
-    out, names = tmp_path / "out", {"num_hidden_layers": 1, "id2label": {0: "bad", 1: "fine", 2: "good"}}
-    linformer("LinformerForSequenceClassification", tmp_path / "model", **names)
+    """Of a linear encoder in several blocks, with the settings for bfloat16, and the code of its card."""
+    openvino_file = pytest.importorskip("linformer_kit.export.openvino_file")
+    out = tmp_path / "out"
+    save(linear_bert(id2label={0: "bad", 1: "fine", 2: "good"}), tmp_path / "model")
     main(["export", str(tmp_path / "model"), str(out), "--format", "openvino", "--dtype", "bfloat16"])
     assert "Largest difference of bfloat16: " in capsys.readouterr().out
     files = {"openvino_model.xml", "openvino_model.bin", "ov_config.json"}
@@ -145,6 +147,9 @@ def test_a_folder_of_openvino(tmp_path, capsys):
     assert as_its_card_says(out, capsys) == f"{[each['label'] for each in best]}\n"
     card = (out / "README.md").read_text()
     assert "INFERENCE_NUM_THREADS" in card and "NUM_STREAMS" in card
+    with pytest.raises(Exception, match=re.escape(f"model input (shape=[?,1..{LENGTH}])")):
+        run = openvino_file.runner(out / "openvino_model.xml")
+        run(random_inputs(load(str(tmp_path / "model")), Case(2, LENGTH + 1, "right")))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import linformer_kit as lk
 from linformer_cli.errors import InputError
 from linformer_kit.export import command, onnx_file
 from linformer_kit.export.exportable import check_agreement, load
-from tests.conftest import ENCODERS, fields, slow_but
+from tests.conftest import ENCODERS, fields
 from tests.export.conftest import BERT_SIZES, LENGTH, MODERN_SIZES, check_limit, linformer, save
 
 HEADS = {
@@ -66,18 +66,12 @@ def test_encoders_of_transformers(class_name, tmp_path):
     )
 
 
-LINEARIZED = {
-    "learned": {"projection": "linear", "sharing": "layerwise", "sliding_window": 0},
-    "several blocks": {"sliding_window": 8, "global_tokens": 3},  # of queries, in the longest text
-}
-
-
-@pytest.mark.parametrize("how", slow_but(["several blocks"], LINEARIZED))
-@pytest.mark.e2e
-def test_linearised_encoders(how, tmp_path):
+@pytest.mark.slow
+def test_an_encoder_linearised_with_learned_matrices(tmp_path):
+    """One with windows is exported by command: test_command.py."""
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))
-    model = lk.linearize(model, 7, **LINEARIZED[how])
-    written(save(model, tmp_path / "model"), tmp_path)
+    options = {"projection": "linear", "sharing": "layerwise", "sliding_window": 0}
+    written(save(lk.linearize(model, 7, **options), tmp_path / "model"), tmp_path)
 
 
 @pytest.mark.slow

@@ -8,27 +8,18 @@ import pytest
 import torch
 import transformers
 
-import linformer_kit as lk
 from linformer_cli.errors import InputError
 from linformer_kit.export.exportable import Case, differences, example, load, random_inputs
-from tests.conftest import slow_but
-from tests.export.conftest import BERT_SIZES, LENGTH, MODERN_SIZES, linformer, save
+from tests.export.conftest import BERT_SIZES, LENGTH, MODERN_SIZES, linear_bert, linformer, save
 
 openvino_file = pytest.importorskip("linformer_kit.export.openvino_file")
 
 SHAPES = [Case(2, LENGTH - 1, "left"), Case(3, 4, "right"), Case(1, 1), Case(2, 2, "left"), Case(1, LENGTH)]
 ROUNDING = 2e-6
 SMALL = {"num_hidden_layers": 1}
-LINEAR = {"sliding_window": 8, "global_tokens": 3}
-
-
-def linear_bert(folder):
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))
-    return save(lk.linearize(model, 7, **LINEAR), folder)
-
 
 KINDS = {
-    "linear in place": linear_bert,
+    "linear in place": lambda folder: save(linear_bert(), folder),
     "masked": lambda folder: linformer("LinformerForMaskedLM", folder, sharing="layerwise", **SMALL),
     "answers": lambda folder: linformer("LinformerForQuestionAnswering", folder, projection="max_pool", **SMALL),
     "tokens": lambda folder: linformer("LinformerForTokenClassification", folder, projection="conv", **SMALL),
@@ -38,8 +29,8 @@ KINDS = {
 }
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("kind", slow_but(["linear in place"], KINDS))
+@pytest.mark.slow  # one of them by command: test_command.py
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(kind, tmp_path):
     source = load(str(KINDS[kind](tmp_path / "model")))
     openvino_file.write(source, tmp_path / "openvino_model.xml")

@@ -36,7 +36,6 @@ from transformers.utils import output_capturing
 from linformer_cli.settings import LinearizeSettings
 from linformer_kit import InputError, LinformerConfig, linearize
 from linformer_kit.linearized.classes import LinearizedConfig
-from linformer_kit.operator.projections import FullAttention
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
@@ -170,35 +169,6 @@ def test_contacts_of_tokens_are_not_made_of_slots():
         with pytest.raises(InputError, match=r"^predict_contacts: expected a model with full attention"):
             each.predict_contacts(ids, torch.ones_like(ids))
     assert not hasattr(as_in_the_paper(build(FAMILIES["bert"]), 7), "predict_contacts")
-
-
-@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
-def test_all_state_of_a_layer_is_one_module_of_its_own(sharing):
-    stock = BertModel(BertConfig(**SIZES))
-    plain = vars(stock.encoder.layer[0].attention.self).keys()
-    model = as_in_the_paper(stock, 7, sharing=sharing, sliding_window=5, layers=[0, 2])
-    first, full, last = (layer.attention.self for layer in model.encoder.layer)
-    assert vars(first).keys() == vars(full).keys() == plain
-    assert (first.linformer.sliding_window, last.linformer.global_tokens) == (5, 0)
-    assert isinstance(full.linformer, FullAttention)
-    names = {name for name in model.state_dict() if "linformer" in name}
-    assert names == (
-        {"linformer.key_projection"}
-        if sharing == "layerwise"
-        else {
-            f"encoder.layer.{layer}.attention.self.linformer.{each}_projection"
-            for layer in (0, 2)
-            for each in ("key", "value")
-        }
-    )
-
-
-def test_every_matrix_learns(model):
-    inputs = example(model, 31, padded=True)
-    model.train()(**inputs).logits.square().sum().backward()
-    for projection in model.projections():
-        for matrix in projection.parameters():
-            assert matrix.grad is not None and matrix.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("asked", ["eager", {"": "sdpa"}])

@@ -358,10 +358,10 @@ def test_weights_are_those_before_dropout(config, projected_dim):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["layerwise", "window_mean_pool", "dynamic", "full", "causal"])
+@pytest.mark.parametrize("kind", ["window_mean_pool", "dynamic", "causal"])
 def test_a_trace_passes_its_own_check(config, kind):
     """torch traces with gradients and checks without."""
-    model = LinformerModel(config(**fields(kind), return_dict=False)).eval()
+    model = LinformerModel(config(**fields(kind), num_hidden_layers=1, return_dict=False)).eval()
     torch.jit.trace(model, (tokens(2, 13),))
 
 
