@@ -1,1 +1,1 @@
-"""Convert checkpoints of other libraries to Linformers: one file for each format."""
+"""Checkpoints of other libraries: fairseq's, folders of transformers, and files of sentence-transformers."""
