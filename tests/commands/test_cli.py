@@ -133,6 +133,8 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
         (["fill-mask", "folder"], "text: expected a value, got none"),
         (["finetune"], "model: expected a value, got none"),
         (["pretrain", "--model.hidden-act=relu"], "unrecognized arguments: --model.hidden-act=relu (a setting of --config files only)"),
+        (["finetune", "m", "--adam_beta2=0.9"], "unrecognized arguments: --adam_beta2=0.9 (a setting of --config files only)"),
+        (["distill", "m", "--ddp_timeout=9"], "unrecognized arguments: --ddp_timeout=9 (a setting of --config files only)"),
         (["distill", "MODEL", "OUT"], "unrecognized arguments: OUT (did you mean --output_dir OUT?)"),
         (["resize", "MODEL", "OUT"], "max_position_embeddings: expected a value, got none"),
         (["predic"], "(did you mean predict?)"),
@@ -245,3 +247,9 @@ def test_the_papers_recipes_are_the_papers(name, n, k):
     assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (12, 768, 12)
     sequences = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * 64
     assert sequences == 2048
+
+
+def test_files_take_settings_that_are_no_options(tmp_path):
+    (tmp_path / "adam.yaml").write_text("adam_beta2: 0.5\nddp_timeout: 9\n")
+    _, read = parse(["finetune", "m", "--config", str(tmp_path / "adam.yaml")])
+    assert (read.adam_beta2, read.ddp_timeout) == (0.5, 9)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 # Adam divides a gradient by itself. Where the exact gradient is zero (the key bias, if all rows of E have one sum), only
 # rounding is left, whose order of sums depends on the processes and on the processor; divided by itself it is as large
 # as any other update. With this epsilon, far above rounding, an update is a smooth function of the gradient.
-SMOOTH = {"adam_epsilon": 1e-4}
+SMOOTH = {"config": Path(__file__).with_name("smooth.yaml")}  # of settings that are no options
 # Batches of four, one by one or two by two.
 OPTIONS: dict[str, Any] = {**SMOOTH, "logging_steps": 1}
 PRETRAIN = {"save_steps": 3, "model.sharing": "layerwise", "activation_checkpointing": "true"}
@@ -118,7 +118,14 @@ def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_pat
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, number):
     """Without torchrun, which would end them: they find out themselves, at the latest after the time-out."""
-    options = {"max_steps": 400, "save_steps": 2, "eval_steps": 400, "save_total_limit": 3, "ddp_timeout": 20}
+    options = {
+        "max_steps": 400,
+        "save_steps": 2,
+        "eval_steps": 400,
+        "save_total_limit": 3,
+        "config": tmp_path / "timeout.yaml",
+    }
+    (tmp_path / "timeout.yaml").write_text("ddp_timeout: 20\n")
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, per_device_train_batch_size=1, **options)
     port = free_port()

@@ -137,7 +137,7 @@ class ModelSettings(SlotSettings):
     initializer_range: OfFiles[Positive] = 0.02
     """Standard deviation of initial embeddings and linear layers."""
     linear_initializer: Encoder[LinearInitializer] = "normal"
-    """Initialisation of the linear layers except the output layer of the masked-language-model head: `normal` with
+    """Initialisation of the linear layers except the output layer of a language-model head: `normal` with
     standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow models
     need (reproduce/LOG.md)."""
     local_convolution: Linear[CountOrZero] = 0
@@ -164,4 +164,4 @@ class ModelSettings(SlotSettings):
     eos_token_id: OfFiles[CountOrZero | None] = 2
     """Id of the token at the end of a document."""
     tie_word_embeddings: OfFiles[bool] = True
-    """Tie the masked-language-model head to the word embeddings."""
+    """Tie the language-model head to the word embeddings."""

@@ -1,1 +1,1 @@
-"""Analysis of models: singular values, pictures of attention, time and memory."""
+"""Analysis of models: singular values of attention, time and memory."""

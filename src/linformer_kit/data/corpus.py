@@ -61,11 +61,11 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
                 "expected one of train_file and dataset_name, and dataset_config_name only with the latter"
             )
         name = settings.dataset_name
-        train, validation = _of_hub(settings, name)
+        train, validation = _hub_documents(settings, name)
     else:
-        name, train = _of_files(settings, "train_file")
+        name, train = _file_documents(settings, "train_file")
     if settings.validation_file:
-        _, validation = _of_files(settings, "validation_file")
+        _, validation = _file_documents(settings, "validation_file")
     fraction = settings.validation_fraction
     if validation is None and _is_one_text(train):
         train, validation = _cut(train[0]["text"], fraction=fraction, name=name)
@@ -164,7 +164,7 @@ def split(
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
-def _of_hub(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None]:
+def _hub_documents(settings: CorpusSettings, name: str) -> tuple[Dataset, Dataset | None]:
     """Training documents, and validation documents; None without such a split."""
     splits = load_hub(name, settings.dataset_config_name, "train")
     sides = {
@@ -198,7 +198,7 @@ def _not_empty(documents: Dataset, source: str) -> Dataset:
     return documents
 
 
-def _of_files(settings: CachedTextSettings, field: str) -> tuple[str, Dataset]:
+def _file_documents(settings: CachedTextSettings, field: str) -> tuple[str, Dataset]:
     """Name and documents of the files of a setting; without any, of Python's standard library."""
     patterns = getattr(settings, field)
     files = text_files(patterns, field=field, document=settings.document, column=settings.text_column)

@@ -51,7 +51,7 @@ _TOKENISED_CHARACTERS = 1 << 22
 
 @dataclass(frozen=True)
 class MaskedText:
-    """Data of masked-language-model pretraining, the same for all models of a run."""
+    """Data of pretraining, masked or causal, the same for all models of a run."""
 
     corpus: Corpus
     tokenizer: PreTrainedTokenizerFast

@@ -1,1 +1,1 @@
-"""Inference with trained models: classify texts and fill masks."""
+"""Inference with trained models: classify and embed texts, fill masks."""

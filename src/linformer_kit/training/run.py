@@ -27,12 +27,7 @@ from linformer_cli.errors import DivergedError, InputError, Stopped, check_input
 from linformer_cli.outputs import LOCK
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_kit.environment import environment, fast_dtype
-from linformer_kit.files.folders import (
-    check_output_dir,
-    checkpoint_path,
-    open_output_dir,
-    rotate_checkpoints,
-)
+from linformer_kit.files.folders import check_output_dir, checkpoint_path, open_output_dir, rotate_checkpoints
 from linformer_kit.files.locking import locked
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.stopping import stop_requests
@@ -120,10 +115,6 @@ class Run:
                 check_output_dir(str(self.folder), resume=False)  # no other run has ended there meanwhile
             self._record.write(self.folder, {**source, **fingerprints})
         self.process.wait_for_everyone()
-
-    @property
-    def _global_batch_size(self) -> int:
-        return self.settings.per_device_train_batch_size * self.process.num_processes
 
     def begin(self, task: Task, plan: Plan, *, checkpoint: Path | None = None) -> None:
         """Load a training, or begin one, on the available devices: mixed precision, data parallel or sharded.
