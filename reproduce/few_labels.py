@@ -29,6 +29,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
+from sklearn.decomposition import KernelPCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -130,8 +131,11 @@ def regression(
     """The answers of a logistic regression for the tested rows, learnt from other rows; of words without features."""
     inputs: list[Any] = [features(part) if features else [texts[row] for row in part] for part in (rows, tested)]
     classifier = LogisticRegression(max_iter=1000)
-    with tempfile.TemporaryDirectory() as memory, warnings.catch_warnings():  # memory: words are counted once for all C
-        words = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), classifier, memory=memory)
+    # Of words, a regression depends on the products of texts alone: components of all of them have the same answers as
+    # the words themselves, and are many times fewer. They are computed once for all strengths (`memory`).
+    with tempfile.TemporaryDirectory() as memory, warnings.catch_warnings():
+        steps = TfidfVectorizer(ngram_range=(1, 2)), KernelPCA(kernel="linear")
+        words = make_pipeline(*steps, classifier, memory=memory)
         model, name = (classifier, "C") if features else (words, "logisticregression__C")
         search = GridSearchCV(model, {name: STRENGTHS}, cv=KFold(FOLDS, shuffle=True, random_state=seed))
         warnings.simplefilter("ignore", ConvergenceWarning)
