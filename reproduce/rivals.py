@@ -202,7 +202,7 @@ def table(content: Record) -> str:
             if name in part and part[name].notna().any():
                 values = part[part[name].notna()].assign(**{name: part[name] / unit})
                 grid: Any = values.pivot_table(index="way", columns="n", values=name, sort=False)
-                shown = grid.map(form.format).rename(columns="n {:,}".format).reset_index()
+                shown = grid.map(form.format).where(grid.notna(), "–").rename(columns="n {:,}".format).reset_index()
                 parts.append(f"## {architecture}, {dtype}: {what}\n\n{markdown(shown)}")
     return "\n\n".join(parts)
 

@@ -32,7 +32,7 @@ from linformer_kit.models import encoder
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.projections import PROJECTIONS
 
-hypothesis.settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough comes later and wins
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other

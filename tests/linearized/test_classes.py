@@ -45,6 +45,15 @@ _OF_IMAGES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "interm
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_saved_files_name_e_and_f_by_their_layer(sharing):
+    model = as_in_the_paper(BertModel(BertConfig(**SIZES)), 7, sharing=sharing, layers=[0, 2])
+    names = {name for name in model.state_dict() if "linformer" in name}
+    layer = "encoder.layer.{}.attention.self.linformer.{}_projection"
+    of_layers = {layer.format(number, each) for number in (0, 2) for each in ("key", "value")}
+    assert names == ({"linformer.key_projection"} if sharing == "layerwise" else of_layers)
+
+
 @pytest.mark.e2e
 def test_one_of_transformers_too_saved_and_loaded_with_and_without_the_head(model, tmp_path):
     """But not as a generator of texts."""
