@@ -180,6 +180,14 @@ def test_contacts_of_tokens_are_not_made_of_slots():
     assert not hasattr(as_in_the_paper(build(FAMILIES["bert"]), 7), "predict_contacts")
 
 
+def test_every_matrix_learns(model):
+    inputs = example(model, 31, padded=True)
+    model.train()(**inputs).logits.square().sum().backward()
+    for projection in model.projections():
+        for matrix in projection.parameters():
+            assert matrix.grad is not None and matrix.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("asked", ["eager", {"": "sdpa"}])
 def test_no_other_attention_is_swallowed(asked, model, tmp_path):
     model.save_pretrained(tmp_path)
