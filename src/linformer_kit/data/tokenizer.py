@@ -212,7 +212,7 @@ class Encoder:
             if self.pieces:
                 raise InputError("pieces: expected single texts, got pairs")
             self._check_room(pair=True)
-        prompted = [(self.prompt + text, pair) for text, pair in texts]
+        prompted = ((self.prompt + text, pair) for text, pair in texts)
         for group in text_groups(prompted, count=_BATCH_SIZE):
             if self.pieces:
                 yield from self._in_pieces([text for text, _ in group])
