@@ -3,10 +3,10 @@
 Random weights and tokens. `torch` computes attention by scaled_dot_product_attention, `optimized` is `lk.optimize`,
 `linearised` is `lk.linearize`; `onnx_tracing` and `openvino_tracing` are the files that their own converters make of
 `torch` (by `torch.onnx.export` and by tracing), and `onnx`, `openvino` and `openvino_linearised` those of
-`linformer export`. Every cell runs in a process of its own and is recorded when it is done; the same command goes on.
+`linformer export`. Memory and outputs are of a process for each way, times of runs by turns in one process.
 
-    python -m reproduce.rivals --output_dir runs/rivals                                     # all cells
-    python -m reproduce.rivals --output_dir runs/rivals --only openvino/modernbert/bfloat16/8192    # one of them
+    python -m reproduce.rivals --output_dir runs/rivals                                    # all
+    python -m reproduce.rivals --output_dir runs/rivals --only modernbert/bfloat16/8192    # one comparison
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,11 +62,11 @@ class Settings(ScriptSettings):
     lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])
     """n; 0: a mixed batch."""
     repetitions: Measurement[Count] = 3
-    """Number of timed runs of a cell, after a first one."""
+    """Number of timed runs of each way, after a first one."""
     seconds: Measurement[Count] = 120
-    """Time limit for the timed runs of a cell."""
+    """Time limit for the timed runs of a way."""
     only: Machine[str | None] = None
-    """One cell: way/architecture/dtype/n; default: all."""
+    """One comparison of ways: architecture/dtype/n; default: all."""
 
 
 class Cell(NamedTuple):
@@ -94,25 +95,26 @@ class Cell(NamedTuple):
         ids = generator.integers(5, 1000, size=mask.shape) * mask
         return {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
 
-    def measure(self, repetitions: int, seconds: float, reference: Path) -> Record:
-        """Times, peak memory beside weights, and differences of the output from PyTorch's in float32."""
-        run, inputs = self.runner(), self.inputs()
-        run({name: array[:, :64] for name, array in inputs.items()})  # initialises libraries
-        output: dict[str, np.ndarray] = {}
-        step = lambda: output.update(of=run(inputs)[0])  # noqa: E731
-        peak = peak_bytes(step, CPU)
-        timings = interleaved({self.way: step}, device=CPU, repetitions=repetitions, seconds=seconds)
-        real = inputs["attention_mask"] == 1
-        found = output["of"][real].astype(np.float32)
+    def cost(self, reference: Path) -> Record:
+        """Peak memory beside weights, and differences of the output from PyTorch's in float32."""
+        run, inputs = self.ready(), self.inputs()
+        output: list[np.ndarray] = []
+        peak = peak_bytes(lambda: output.extend(run(inputs)), CPU)
+        found = output[0][inputs["attention_mask"] == 1].astype(np.float32)
         if self.way == "torch" and self.dtype == "float32":
             np.save(reference, found)
         difference = np.abs(found - np.load(reference)) if reference.exists() else np.array([np.nan])
         return {
-            **summary(timings[self.way]),
             "peak_bytes": peak,
             "difference": float(difference.max()),
             "mean_difference": float(difference.mean()),
         }
+
+    def ready(self) -> exportable.Run:
+        """`runner`, after a short text that initialises libraries."""
+        run = self.runner()
+        run({name: array[:, :64] for name, array in self.inputs().items()})
+        return run
 
     def runner(self) -> exportable.Run:
         """A function that runs the encoder."""
@@ -175,21 +177,33 @@ def _traced(cell: Cell, model: torch.nn.Module, folder: Path) -> exportable.Run:
 
 
 def measure(given: Settings, results: Results) -> None:
-    """Add a record for each cell that has none; one that fails says why."""
-    cells = itertools.starmap(
-        lambda n, architecture, dtype, way: Cell(way, architecture, dtype, n),
-        itertools.product(given.lengths, given.architectures, given.dtypes, given.ways),
-    )
-    chosen = [cell for cell in cells if cell.is_possible and given.only in (None, "/".join(map(str, cell)))]
-    for cell in tqdm(chosen, desc="cells"):
-        if results.find(**cell._asdict()) is None:
-            reference = results.folder / f".reference-{cell.architecture}-{cell.n}.npy"
-            measured: Callable[..., Record] = Cell.measure
-            try:
-                record = in_fresh_process(measured, cell, given.repetitions, given.seconds, reference)
-            except (RuntimeError, ImportError, MemoryError) as error:
-                record = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
-            results.add(**cell._asdict(), **record)
+    """Add the records of each comparison that has none; a way that fails says why."""
+    comparisons = list(itertools.product(given.architectures, given.dtypes, given.lengths))
+    for architecture, dtype, n in tqdm(comparisons, desc="comparisons"):
+        cells = [cell for way in given.ways if (cell := Cell(way, architecture, dtype, n)).is_possible]
+        is_chosen = given.only in (None, f"{architecture}/{dtype}/{n}")
+        if not is_chosen or all(results.find(**cell._asdict()) for cell in cells):
+            continue
+        reference = results.folder / f".reference-{architecture}-{n}.npy"
+        records = {cell: _or_error(Cell.cost, cell, reference) for cell in cells}
+        able = [cell for cell, record in records.items() if "error" not in record]
+        timings = in_fresh_process(_times, able, given.repetitions, given.seconds)
+        for cell, record in records.items():
+            results.add(**cell._asdict(), **timings.get(cell, {}), **record)
+
+
+def _or_error(function: Callable[..., Record], *arguments: Any) -> Record:
+    try:
+        return in_fresh_process(function, *arguments)
+    except (RuntimeError, ImportError, MemoryError) as error:
+        return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
+
+
+def _times(cells: list[Cell], repetitions: int, seconds: float) -> dict[Cell, Record]:
+    """The times of the ways of a comparison, by turns."""
+    runs = {cell: partial(cell.ready(), cell.inputs()) for cell in cells}
+    timings = interleaved(runs, device=CPU, repetitions=repetitions, seconds=seconds)
+    return {cell: summary(times) for cell, times in timings.items()}
 
 
 def table(content: Record) -> str:
