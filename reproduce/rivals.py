@@ -11,6 +11,7 @@ Random weights and tokens. `torch` computes attention by scaled_dot_product_atte
 
 from __future__ import annotations
 
+import copy
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -95,9 +96,9 @@ class Cell(NamedTuple):
         ids = generator.integers(5, 1000, size=mask.shape) * mask
         return {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
 
-    def cost(self, reference: Path) -> Record:
+    def cost(self, files: Path, reference: Path) -> Record:
         """Peak memory beside weights, and differences of the output from PyTorch's in float32."""
-        run, inputs = self.ready(), self.inputs()
+        run, inputs = self.ready(files), self.inputs()
         output: list[np.ndarray] = []
         peak = peak_bytes(lambda: output.extend(run(inputs)), CPU)
         found = output[0][inputs["attention_mask"] == 1].astype(np.float32)
@@ -110,35 +111,60 @@ class Cell(NamedTuple):
             "mean_difference": float(difference.mean()),
         }
 
-    def ready(self) -> exportable.Run:
+    def ready(self, files: Path) -> exportable.Run:
         """`runner`, after a short text that initialises libraries."""
-        run = self.runner()
+        run = self.runner(files)
         run({name: array[:, :64] for name, array in self.inputs().items()})
         return run
 
-    def runner(self) -> exportable.Run:
-        """A function that runs the encoder."""
-        model = original(self.architecture, self.longest).eval()
-        if "linearised" in self.way:
-            model = linearize(model)
-        if self.way in ("torch", "optimized", "linearised"):
-            model = (optimize(model) if self.way == "optimized" else model).to(getattr(torch, self.dtype))
-            return _in_torch(model)
-        folder = Path(tempfile.mkdtemp())
-        if self.way.endswith("tracing"):
-            return _traced(self, model, folder)
+    def runner(self, files: Path) -> exportable.Run:
+        """A function that runs the encoder; a runtime's file is made in the folder unless it is there."""
+        folder = files / self.way
+        if self.way not in ("torch", "optimized", "linearised"):
+            if not folder.exists():
+                folder.mkdir()
+                self._write(folder)
+            return self._run_file(folder)
+        model = self._model()
+        return _in_torch((optimize(model) if self.way == "optimized" else model).to(getattr(torch, self.dtype)))
+
+    def _model(self) -> torch.nn.Module:
+        model = copy.deepcopy(original(self.architecture, self.longest)).eval()
+        return linearize(model) if "linearised" in self.way else model
+
+    def _write(self, folder: Path) -> None:
+        """Make a runtime's file: by its own converter, or as `linformer export` does."""
+        model = self._model()
+        example = {name: torch.from_numpy(array) for name, array in self._replace(n=64).inputs().items()}
         source = exportable.Exportable(model, _Tokenizer(self.longest), exportable.HEADS[-1])  # type: ignore[arg-type]
-        if self.way == "onnx":
-            from linformer_kit.export import onnx_file
+        if self.way.startswith("openvino"):
+            import openvino
 
-            onnx_file.write(source, folder / onnx_file.FILE)
-            if self.dtype == "int8":
-                onnx_file.quantise(folder / onnx_file.FILE, folder / "int8.onnx")
-            return onnx_file.runner(folder / ("int8.onnx" if self.dtype == "int8" else onnx_file.FILE))
-        from linformer_kit.export import openvino_file
+            from linformer_kit.export import openvino_file
 
-        openvino_file.write(source, folder / openvino_file.FILE)
-        return openvino_file.runner(folder / openvino_file.FILE, self.dtype)
+            if self.way != "openvino_tracing":
+                return openvino_file.write(source, folder / openvino_file.FILE)
+            converted = openvino.convert_model(model, example_input=example)
+            return openvino.save_model(converted, folder / openvino_file.FILE, compress_to_fp16=False)
+        from linformer_kit.export import onnx_file
+
+        path = folder / onnx_file.FILE
+        if self.way == "onnx_tracing":
+            axes = {name: {0: "batch", 1: "sequence"} for name in example}
+            torch.onnx.export(model, (), path, kwargs=example, dynamic_shapes=axes, dynamo=True)
+        else:
+            onnx_file.write(source, path)
+        if self.dtype == "int8":
+            onnx_file.quantise(path.rename(folder / "float.onnx"), path)
+
+    def _run_file(self, folder: Path) -> exportable.Run:
+        if self.way.startswith("openvino"):
+            from linformer_kit.export import openvino_file
+
+            return openvino_file.runner(folder / openvino_file.FILE, self.dtype)
+        from linformer_kit.export import onnx_file
+
+        return onnx_file.runner(folder / onnx_file.FILE)
 
 
 class _Tokenizer:
@@ -159,23 +185,6 @@ def _in_torch(model: torch.nn.Module) -> exportable.Run:
     return run
 
 
-def _traced(cell: Cell, model: torch.nn.Module, folder: Path) -> exportable.Run:
-    """A function that runs what the runtime's own converter makes of a model."""
-    example = {name: torch.from_numpy(array) for name, array in cell._replace(n=64).inputs().items()}
-    if cell.way == "openvino_tracing":
-        import openvino
-
-        from linformer_kit.export import openvino_file
-
-        openvino.save_model(openvino.convert_model(model, example_input=example), folder / openvino_file.FILE, False)
-        return openvino_file.runner(folder / openvino_file.FILE, cell.dtype)
-    from linformer_kit.export import onnx_file
-
-    axes = {name: {0: "batch", 1: "sequence"} for name in example}
-    torch.onnx.export(model, (), folder / onnx_file.FILE, kwargs=example, dynamic_shapes=axes, dynamo=True)
-    return onnx_file.runner(folder / onnx_file.FILE)
-
-
 def measure(given: Settings, results: Results) -> None:
     """Add the records of each comparison that has none; a way that fails says why."""
     comparisons = list(itertools.product(given.architectures, given.dtypes, given.lengths))
@@ -185,9 +194,11 @@ def measure(given: Settings, results: Results) -> None:
         if not is_chosen or all(results.find(**cell._asdict()) for cell in cells):
             continue
         reference = results.folder / f".reference-{architecture}-{n}.npy"
-        records = {cell: _or_error(Cell.cost, cell, reference) for cell in cells}
-        able = [cell for cell, record in records.items() if "error" not in record]
-        timings = in_fresh_process(_times, able, given.repetitions, given.seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            files = Path(folder)
+            records = {cell: _or_error(Cell.cost, cell, files, reference) for cell in cells}
+            able = [cell for cell, record in records.items() if "error" not in record]
+            timings = in_fresh_process(_times, able, files, given.repetitions, given.seconds)
         for cell, record in records.items():
             results.add(**cell._asdict(), **timings.get(cell, {}), **record)
 
@@ -199,9 +210,9 @@ def _or_error(function: Callable[..., Record], *arguments: Any) -> Record:
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
 
 
-def _times(cells: list[Cell], repetitions: int, seconds: float) -> dict[Cell, Record]:
+def _times(cells: list[Cell], files: Path, repetitions: int, seconds: float) -> dict[Cell, Record]:
     """The times of the ways of a comparison, by turns."""
-    runs = {cell: partial(cell.ready(), cell.inputs()) for cell in cells}
+    runs = {cell: partial(cell.ready(files), cell.inputs()) for cell in cells}
     timings = interleaved(runs, device=CPU, repetitions=repetitions, seconds=seconds)
     return {cell: summary(times) for cell, times in timings.items()}
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from linformer_cli.errors import InputError, Stopped, error_text, machine_failure, of_extra, out_of_memory
-from linformer_cli.outputs import check_output
+from linformer_cli.output_paths import check_output
 from linformer_cli.parser import parse
 from linformer_cli.settings.declare import COMMANDS
 

@@ -21,7 +21,7 @@ from linformer_cli._version import __version__
 from linformer_cli.errors import InputError
 from linformer_cli.settings import TOPICS
 from linformer_cli.settings.declare import COMMANDS, TITLES, Setting, as_text, settings_of, suggestion
-from linformer_cli.settings.files import flat
+from linformer_cli.settings.recorded import flat
 
 RECIPES = {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
 _WIDTH = max(map(len, COMMANDS)) + 1

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from linformer_kit import InputError
-from linformer_kit.files.locking import locked
+from linformer_kit.files.folders import locked
 
 
 def hold(lock: Path) -> tuple[int, int]:

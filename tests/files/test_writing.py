@@ -12,7 +12,7 @@ import pytest
 from safetensors import SafetensorError
 
 from linformer_cli.errors import InputError, machine_failure
-from linformer_cli.outputs import check_new_folder
+from linformer_cli.output_paths import check_new_folder
 from linformer_kit.files.folders import check_output_dir, open_output_dir
 from linformer_kit.files.writing import whole_file, whole_folder, write_whole
 

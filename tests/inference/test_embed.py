@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 import linformer_kit as lk
 from linformer_cli.cli import main
 from linformer_cli.settings import EmbedSettings
-from linformer_kit.files.locking import locked
+from linformer_kit.files.folders import locked
 from linformer_kit.inference import batches, embed
 from linformer_kit.inference import output as outputs
 from tests.conftest import SIZES, fail, randomise, save_tokenizer

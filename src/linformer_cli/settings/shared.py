@@ -1,18 +1,30 @@
-"""Settings that several commands have: texts, resumption, where a model runs, and classifiers."""
+"""Settings that several commands have: texts, resumption, where a model runs, classifiers, and training."""
+
+from typing import Literal
 
 from linformer_cli.settings.declare import (
+    Amount,
     Argument,
+    BelowOne,
     Count,
+    CountOrZero,
     Document,
+    Evaluation,
     File,
+    Folder,
     Machine,
     ModelName,
+    OfFiles,
     Output,
+    Positive,
     Precision,
     Probability,
     Seed,
     Share,
     Texts,
+    Timeout,
+    Training,
+    Workers,
     settings,
 )
 
@@ -107,3 +119,72 @@ class ClassifierSettings(WeightSettings):
     """Minimum probability to predict a class (multi-label only)."""
     batch_size: Machine[Count] = 32
     """Texts per forward pass."""
+
+
+@settings
+class TrainingSettings(ResumeSettings, DeviceSettings):
+    """Settings of any training; named as in transformers' TrainingArguments where it has the setting too."""
+
+    output_dir: Output[Folder | None] = None
+    """Folder of model, checkpoints and results; default: one in `runs/`."""
+    per_device_train_batch_size: Training[Count]
+    """Sequences per device and forward pass, also in evaluation."""
+    seed: Training[Seed] = 0
+    """Seed of all random numbers."""
+    gradient_accumulation_steps: Training[Count] = 1
+    """Forward passes per update."""
+    learning_rate: Training[Amount]
+    """Highest learning rate, reached at the end of the warm-up."""
+    weight_decay: Training[Amount] = 0.01
+    """AdamW's weight decay; not applied to biases and LayerNorms."""
+    adam_beta1: OfFiles[BelowOne] = 0.9
+    """AdamW's decay of the first moment."""
+    adam_beta2: OfFiles[BelowOne] = 0.999
+    """AdamW's decay of the second moment."""
+    adam_epsilon: OfFiles[Positive] = 1e-8
+    """AdamW's epsilon."""
+    max_grad_norm: Training[Amount] = 1.0
+    """Clip the gradient norm to this value; 0: no clipping."""
+    save_total_limit: Evaluation[Count | None] = 2
+    """Maximum number of checkpoints to keep; older ones are removed."""
+    logging_steps: Evaluation[Count] = 10
+    """Updates between log lines."""
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
+    """Data type of matrix products (mixed precision: weights stay in float32); `auto`: bfloat16 where the processor has
+    instructions for it."""
+    torch_compile: Machine[bool] = False
+    """Compile the model with torch.compile."""
+    fully_shard: Machine[bool] = False
+    """Shard weights, gradients and moments over processes (FSDP2, torchrun)."""
+    dataloader_num_workers: Machine[Workers] = 0
+    """Number of worker processes that prepare batches."""
+    ddp_timeout: OfFiles[Timeout] = 1800
+    """Timeout in seconds of communication between processes."""
+    report_to: Evaluation[str] = "tensorboard"
+    """Trackers, separated by commas: tensorboard, wandb, mlflow, …, or none."""
+
+
+@settings
+class OneModelTrainingSettings(TrainingSettings):
+    """A training of one model, without a teacher."""
+
+    lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
+    """Learning rate after the warm-up: linear or cosine decay to 0, or constant."""
+    projection_learning_rate_factor: Training[Amount] = 1.0
+    """Rate of E and F (or W_P), as a multiple of learning_rate."""
+    activation_checkpointing: Machine[bool] = False
+    """Recompute activations in the backward pass, to save memory."""
+
+
+@settings
+class UpdateSettings(TrainingSettings):
+    """A training that is planned in updates."""
+
+    max_steps: Training[Count]
+    """Number of updates."""
+    warmup_steps: Training[CountOrZero]
+    """Updates of linear warm-up."""
+    eval_steps: Evaluation[Count]
+    """Updates between evaluations."""
+    save_steps: Evaluation[Count]
+    """Updates between checkpoints."""

@@ -1,22 +1,33 @@
-"""Output folders: checks before any work, new ones, and those of training runs with their checkpoints."""
+"""Output folders: checks before any work, new ones, locks of those that grow, and checkpoints of training runs."""
 
 from __future__ import annotations
 
 import datetime
+import errno
 import itertools
+import logging
+import os
 import re
-from contextlib import suppress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.errors import InputError
-from linformer_cli.outputs import check_run_folder, check_writable
+from filelock import FileLock, Timeout
+
+from linformer_cli.errors import InputError, errors_named
+from linformer_cli.output_paths import check_run_folder, check_writable
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.writing import PART, put_in_place, remove_folder, remove_tree
+
+logger = logging.getLogger(__name__)
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
+# What file systems without locks answer, such as some network file systems.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -55,6 +66,51 @@ def open_output_dir(output_dir: str | None, *, command: str) -> Path:
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextmanager
+def locked(lock: Path, name: str) -> Iterator[None]:
+    """Hold the lock of an output while it is written. The system releases it when the process ends, however that ends.
+
+    Where the file system has no locks, a warning says so, and the output is written without one.
+
+    Args:
+        lock: The lock file, which names this process. It is removed afterwards; a killed process leaves it, unlocked.
+        name: Name of the setting of the output, for the message.
+
+    Raises:
+        InputError: if another process, or another thread of this one, holds it; the message names the process.
+    """
+    held, is_locked = FileLock(lock), True
+    try:
+        with errors_named(lock):
+            held.acquire(blocking=False)
+    except Timeout:
+        raise InputError(f"{name}: expected one run at a time, got another one, {_owner(lock)}") from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s: the file system has no locks; start one run at a time there", lock.parent)
+        is_locked = False
+    try:
+        if is_locked:
+            with errors_named(lock):
+                lock.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
+        yield
+    finally:
+        if is_locked:
+            with suppress(OSError):  # of a folder that has been removed
+                lock.unlink()
+            held.release()
+
+
+def _owner(lock: Path) -> str:
+    """The process that holds a lock, as it has written itself."""
+    try:
+        process, host = lock.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):  # it has just begun, or ended
+        return f"which holds {lock}"
+    return f"process {process} on {host}, which holds {lock}"
 
 
 def checkpoint_path(folder: Path, updates: int) -> Path:

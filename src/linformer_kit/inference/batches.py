@@ -33,7 +33,7 @@ _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
 _SHORT, _LONG = "a", "a " * 20
 
 
-class Outputs(NamedTuple):
+class Group(NamedTuple):
     """What a model computes for consecutive texts."""
 
     rows: Float[np.ndarray, "texts width"]
@@ -94,13 +94,13 @@ class TextModel(ABC):
         firsts = np.cumsum([0, *(len(text.windows) for text in texts[:-1])])
         return np.add.reduceat(outputs * weights, firsts) / np.add.reduceat(weights, firsts)
 
-    def __call__(self, texts: Sequence[Text]) -> Outputs:
+    def __call__(self, texts: Sequence[Text]) -> Group:
         """The outputs for texts, one or more, of which all or none are pairs."""
         return self._outputs(list(self.encode(texts)))
 
     def groups(
         self, texts: Iterable[Text], characters: int, before_batch: Callable[[], None] = lambda: None
-    ) -> Iterator[Outputs]:
+    ) -> Iterator[Group]:
         """The outputs for groups of consecutive texts; a progress bar counts their tokens.
 
         Args:
@@ -146,7 +146,7 @@ class TextModel(ABC):
         texts: Sequence[EncodedText],
         before_batch: Callable[[], None] = lambda: None,
         after_batch: Callable[[int], Any] = lambda tokens: None,
-    ) -> Outputs:
+    ) -> Group:
         """The outputs for tokenised texts, one or more; `after_batch` gets the number of tokens of each batch."""
         windows = [window for text in texts for window in text.windows]
         batch_size = 1 if len(windows) > 1 and self._reads_padding else self._batch_size
@@ -159,7 +159,7 @@ class TextModel(ABC):
             after_batch(sum(len(window["input_ids"]) for window in batch))
         in_order = np.concatenate(outputs)[np.argsort(order)]
         check_finite(in_order)
-        return Outputs(self.combine(in_order, texts), np.array([text.lost for text in texts]))
+        return Group(self.combine(in_order, texts), np.array([text.lost for text in texts]))
 
     @functools.cached_property
     def _reads_padding(self) -> bool:

@@ -23,8 +23,8 @@ from linformer_cli.settings import EmbedSettings, is_local_path
 from linformer_kit.data.read import TextColumns
 from linformer_kit.data.tokenizer import EncodedText, Window, tokenizer_fingerprint
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
-from linformer_kit.inference.batches import Outputs, TextModel
-from linformer_kit.inference.output import Output, Texts
+from linformer_kit.inference.batches import Group, TextModel
+from linformer_kit.inference.output import InputTexts, OutputFile
 from linformer_kit.interop.checkpoints import check_no_pickle
 from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
 from linformer_kit.linearized.linearize import optimize, text_encoder
@@ -45,8 +45,8 @@ def main(settings: EmbedSettings) -> None:
     Raises:
         InputError: for files that cannot be read (nothing is written) and a model that is no embedder of texts.
     """
-    texts = Texts(settings, first_row=0)
-    output = Output(settings, texts)
+    texts = InputTexts(settings, first_row=0)
+    output = OutputFile(settings, texts)
     texts.find(TextColumns(settings.text_column or "text"), document=settings.document)
     embedder = load_embedder(
         settings.model, batch_size=settings.batch_size, dtype=settings.dtype, device=settings.device
@@ -63,7 +63,7 @@ def main(settings: EmbedSettings) -> None:
         "max_length": embedder.limit,
     }
 
-    def content(group: Outputs, done: int) -> tuple[bytes, dict[str, int]]:
+    def content(group: Group, done: int) -> tuple[bytes, dict[str, int]]:
         return group.rows.astype(_NUMBER).tobytes(), {}
 
     progress = output.write(embedder, identity, content, _header(texts.total, embedder.width))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from linformer_cli.outputs import check_new_folder
+from linformer_cli.output_paths import check_new_folder
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured
 from linformer_kit.environment import environment

@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from linformer_cli.errors import InputError, Stopped, errors_named
-from linformer_cli.outputs import LOCK, check_new_files
+from linformer_cli.output_paths import LOCK, check_new_files
 from linformer_cli.settings import EmbedSettings, PredictSettings
 from linformer_cli.settings.declare import CountOrZero, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import Text, TextColumns, is_table, read_inputs
-from linformer_kit.files.folders import check_made_from
-from linformer_kit.files.locking import locked
+from linformer_kit.files.folders import check_made_from, locked
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.stopping import stop_requests
 from linformer_kit.files.writing import write_whole
-from linformer_kit.inference.batches import Outputs, TextModel, size
+from linformer_kit.inference.batches import Group, TextModel, size
 from linformer_kit.report.base import table
 
 _MAY_CHANGE = ("model", "file", "out", "resume", "device", "batch_size")  # hashed instead, or rounding
 _SHOWN_FILES = 20
 
 
-class Texts:
+class InputTexts:
     """The texts of files, in the order given: each row of a table, and each file or line of others, blank ones too.
 
     Args:
@@ -87,14 +86,14 @@ class Progress:
     truncated: CountOrZero = 0  # texts
     counts: dict[str, CountOrZero] = field(default_factory=dict)  # of what is computed, such as classes
 
-    def add(self, group: Outputs, counts: Mapping[str, int]) -> None:
+    def add(self, group: Group, counts: Mapping[str, int]) -> None:
         """Count the texts of a group, and what is computed for them."""
         self.texts += len(group.rows)
         self.truncated += int((group.lost > 0).sum())
         self.counts = dict(Counter(self.counts) + Counter(counts))
 
 
-class Output:
+class OutputFile:
     """A file of what a model computes for texts, which grows by groups and can be resumed; or standard output.
 
     The output is `OUTPUT.part` until it is complete. `OUTPUT.run.json` records what it depends on, which rows are of
@@ -108,7 +107,7 @@ class Output:
         InputError: for an output that exists, unless it is to be resumed, or is a file of the texts.
     """
 
-    def __init__(self, settings: PredictSettings | EmbedSettings, texts: Texts) -> None:
+    def __init__(self, settings: PredictSettings | EmbedSettings, texts: InputTexts) -> None:
         self._settings, self._texts = settings, texts
         if settings.out is None:
             return
@@ -124,7 +123,7 @@ class Output:
         self,
         model: TextModel,
         identity: dict[str, Any],
-        content: Callable[[Outputs, int], tuple[bytes, Mapping[str, int]]],
+        content: Callable[[Group, int], tuple[bytes, Mapping[str, int]]],
         header: bytes = b"",
     ) -> Progress:
         """Run the model on all texts, and write the output.

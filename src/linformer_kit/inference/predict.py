@@ -18,8 +18,8 @@ from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import TextColumns
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
 from linformer_kit.environment import WEIGHT_DTYPES, device_of
-from linformer_kit.inference.batches import Outputs, TextModel
-from linformer_kit.inference.output import Output, Texts
+from linformer_kit.inference.batches import Group, TextModel
+from linformer_kit.inference.output import InputTexts, OutputFile
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints import read_config
 from linformer_kit.interop.loading import load_model, model_fingerprint
@@ -40,8 +40,8 @@ def main(settings: PredictSettings) -> None:
     """
     if settings.out is None and settings.resume:
         raise InputError("resume: expected an output to resume, got none")
-    texts = Texts(settings, first_row=1)
-    output = Output(settings, texts)
+    texts = InputTexts(settings, first_row=1)
+    output = OutputFile(settings, texts)
     trained = read_classifier(settings.model)
     columns = TextColumns(
         settings.text_column or trained.columns.text, settings.text_pair_column or trained.columns.text_pair
@@ -91,7 +91,7 @@ class Classifier(TextModel):
         model.to(WEIGHT_DTYPES[settings.dtype])
         super().__init__(model, tokenizer, settings.max_length, settings.batch_size, device)
 
-    def lines(self, group: Outputs, done: int) -> tuple[bytes, Counter[str]]:
+    def lines(self, group: Group, done: int) -> tuple[bytes, Counter[str]]:
         """The predictions for consecutive texts as JSON Lines, and the number of each class among them.
 
         `done` is the number of texts before them.

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_cli.errors import InputError, input_errors, renamed
-from linformer_cli.outputs import check_new_folder
+from linformer_cli.output_paths import check_new_folder
 from linformer_cli.settings import LinearizeCommandSettings, ResizeSettings
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.tokenizer import save_tokenizer

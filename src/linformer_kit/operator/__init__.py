@@ -1,1 +1,1 @@
-"""Linformer attention in pure torch: equation 7, projections, padding, kernels."""
+"""Linformer attention, without transformers: equation 7, projections, padding, kernels."""

@@ -15,9 +15,9 @@ import yaml
 from accelerate import PartialState
 
 from linformer_cli.errors import InputError
-from linformer_cli.outputs import RUN_MARK
+from linformer_cli.output_paths import RUN_MARK
 from linformer_cli.settings import TrainingSettings
-from linformer_cli.settings.files import flat
+from linformer_cli.settings.recorded import flat
 from linformer_kit.environment import environment
 from linformer_kit.files.folders import check_made_from, find_checkpoint
 from linformer_kit.files.manifest import read_json

@@ -24,11 +24,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from linformer_cli.errors import DivergedError, InputError, Stopped, check_input
-from linformer_cli.outputs import LOCK
+from linformer_cli.output_paths import LOCK
 from linformer_cli.settings import TrainingSettings, without_local_paths
 from linformer_kit.environment import environment, fast_dtype
-from linformer_kit.files.folders import check_output_dir, checkpoint_path, open_output_dir, rotate_checkpoints
-from linformer_kit.files.locking import locked
+from linformer_kit.files.folders import check_output_dir, checkpoint_path, locked, open_output_dir, rotate_checkpoints
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.stopping import stop_requests
 from linformer_kit.training.checkpoint import (

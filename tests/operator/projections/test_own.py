@@ -151,7 +151,15 @@ def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
     layer.projected_dim = K - 1
     with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K - 1}, {N}], got [{K}, {N}]")):
         layer(x, x, x)
-    layer.projected_dim = None
+    layer.projection = Weighted(N, K, num_heads=HEADS, sharing="none")
+    by_text = lambda self, source, lengths, slots: (other.expand(len(source), K, N),) * 2  # noqa: E731
+    monkeypatch.setattr(Weighted, "matrices", by_text)
+    for texts in (2, HEADS):  # as many texts as heads look like a matrix for each head
+        x, layer.projected_dim = torch.randn(texts, N, EMBED), None
+        expected = f"matrices: expected [{HEADS}, {K}, {N}], got [{texts}, {K}, {N}]"
+        with pytest.raises(InputError, match=re.escape(expected)):
+            layer(x, x, x)
+    x = x[:2]
     layer.projection = Same(N, K, num_heads=HEADS)
     with pytest.raises(InputError, match=r"^matrices: expected E twice from Same, whose E = F, got two matrices$"):
         layer(x, x, x)

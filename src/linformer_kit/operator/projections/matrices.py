@@ -137,7 +137,9 @@ class MatrixProjection(SequenceProjection):
             matrix = value_matrix if are_values else key_matrix
             batch, heads = hidden.shape[:2]
             axes = () if self.shared_by_heads else (heads,)
-            if matrix.shape[:-2] not in (axes, (batch, *axes)) or matrix.shape[-2] != slots:
+            is_known = matrix.shape[:-2] in (axes, (batch, *axes)) and matrix.shape[-2] == slots
+            is_unclear = bool(axes) and not kernels.exporting and matrix.dim() == 3 and batch == heads > 1
+            if not is_known or (is_unclear and self._is_by_text(tokens, slots)):
                 raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
             if axes:
                 return kernels.widened(torch.matmul, matrix, hidden)
@@ -150,6 +152,14 @@ class MatrixProjection(SequenceProjection):
             return Compressed(*slots_of_both)
         sums = _row_sums(key_matrix, lengths)
         return Compressed(*slots_of_both, (sums, sums if self.tied else _row_sums(value_matrix, lengths)))
+
+    def _is_by_text(self, tokens: Tokens, slots: int) -> bool:
+        """Whether `matrices` has a first axis of texts: a single text has one there.
+
+        Only asked where the shape does not tell, for as many texts as heads.
+        """
+        lengths = tokens.forward_pass.lengths
+        return len(self.matrices(tokens.source[:1], None if lengths is None else lengths[:1], slots)[0]) == 1
 
 
 class LinearProjection(LearnedProjection, MatrixProjection):
