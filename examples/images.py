@@ -26,7 +26,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import linformer_kit as lk
 from linformer_kit.analysis.measure import interleaved, summary
-from linformer_kit.environment import environment
+from linformer_kit.report.environment import environment
 
 SEEDS, EPOCHS = (0, 1, 2), 60
 BATCH = 64

@@ -23,8 +23,8 @@ from torch import Tensor
 from linformer_cli.settings.declare import Count, Counts, Encoder, Measurement, settings
 from linformer_kit import LinformerConfig, LinformerForCausalLM
 from linformer_kit.analysis.measure import dtype_of, in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.environment import device_of
 from linformer_kit.models.cache import LinformerCache
+from linformer_kit.report.environment import device_of
 from linformer_kit.report.figures import show_grid
 from reproduce.common import CostSettings, Record, Results, markdown, new_panels, run
 

@@ -30,11 +30,11 @@ from linformer_cli.parser import parse_settings
 from linformer_cli.settings import CostSettings as EncoderCostSettings
 from linformer_cli.settings import without_local_paths
 from linformer_cli.settings.declare import Count, Folder, Measurement, Output, settings
-from linformer_kit.environment import best_device, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
+from linformer_kit.report.environment import best_device, environment
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 # Names of ways to read a long text: in results, and where they are shown.

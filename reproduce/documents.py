@@ -42,10 +42,10 @@ from linformer_cli.settings.declare import Count, Counts, File, Measurement, Mod
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TextColumns, read_documents, read_inputs
-from linformer_kit.environment import best_device
 from linformer_kit.inference.embed import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import check_positions, longest_input, set_positions
+from linformer_kit.report.environment import best_device
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import NAMES, Record, Results, ScriptSettings, by_name, new_panels, run
 from reproduce.embeddings import Method, Precision, add_cosines, forward, groups, load, pivot, shown_cosine

@@ -24,8 +24,8 @@ from linformer_cli.errors import InputError, renamed
 from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
-from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.inference.embed import Embedder, load_embedder
+from linformer_kit.report.environment import best_device, fast_dtype
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
 from reproduce.long_texts import draw_texts
 

@@ -32,8 +32,8 @@ from linformer_cli.settings import PretrainSettings
 from linformer_cli.settings.declare import Count, Folder, Measurement, Share, settings
 from linformer_kit.data.corpus import load_corpus, texts_of
 from linformer_kit.data.tokenizer import start_token_id
-from linformer_kit.environment import best_device, fast_dtype
 from linformer_kit.interop.loading import load_model
+from linformer_kit.report.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, run
 

@@ -34,8 +34,8 @@ from linformer_kit.data.files import TextFiles, text_files
 from linformer_kit.data.packing import blocks
 from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
-from linformer_kit.environment import best_device
 from linformer_kit.interop.loading import input_length, load_model
+from linformer_kit.report.environment import best_device
 from linformer_kit.report.figures import new_figure, show_grid
 from reproduce.common import Record, Results, ScriptSettings, run, table_lines
 

@@ -46,12 +46,12 @@ from linformer_kit.analysis.measure import MODES, Mode, in_fresh_process, interl
 from linformer_kit.data.inputs import PieceCollator, labelled_inputs
 from linformer_kit.data.labelled import Example, load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.environment import device_of, fast_dtype
 from linformer_kit.inference.baselines import words_alone
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import answers_of
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.models.base import longest_input, set_positions
+from linformer_kit.report.environment import device_of, fast_dtype
 from linformer_kit.report.figures import show_grid
 from linformer_kit.training.finetune import Classification, finetune, load_encoder
 from linformer_kit.training.task import to_device

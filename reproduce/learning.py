@@ -39,7 +39,7 @@ from linformer_cli.settings.declare import Count, File, Seed, Training, settings
 from linformer_kit import LinformerConfig
 from linformer_kit.analysis.measure import interleaved
 from linformer_kit.data.packing import load_masked_text
-from linformer_kit.environment import best_device, fast_dtype
+from linformer_kit.report.environment import best_device, fast_dtype
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.optimizer import adamw
 from linformer_kit.training.pretrain import language_model, pretrain

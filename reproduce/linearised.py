@@ -35,8 +35,8 @@ from transformers import (
 
 from linformer_cli.settings.declare import Count, Counts, Machine, Measurement, settings
 from linformer_kit.analysis.measure import Mode, dtype_of, in_fresh_process, interleaved, peak_bytes, runner, summary
-from linformer_kit.environment import device_of
 from linformer_kit.linearized.linearize import linearize, optimize
+from linformer_kit.report.environment import device_of
 from reproduce.common import NAMES, Record, Results, ScriptSettings, markdown, run
 
 PIECE = 512  # tokens

@@ -27,7 +27,7 @@ from linformer_kit.analysis.measure import (
     prepared,
     summary,
 )
-from linformer_kit.environment import device_of
+from linformer_kit.report.environment import device_of
 from reproduce.common import CostSettings, Record, Results, markdown, run
 from reproduce.table3_figure2 import weight_bytes
 

@@ -34,7 +34,7 @@ from reproduce.common import Record, Results, ScriptSettings, length_axis, markd
 from reproduce.linearised import Architecture, original
 
 MIXED = 0  # in place of n: a batch of texts of many lengths
-TEXTS, SHORTEST, LONGEST = 16, 100, 4000
+TEXTS, SHORTEST, LONGEST = 8, 100, 2000
 Way = Literal[
     "torch", "optimized", "linearised", "onnx_tracing", "openvino_tracing", "onnx", "openvino", "openvino_linearised"
 ]
@@ -220,7 +220,7 @@ def _times(cells: list[Cell], files: Path, repetitions: int, seconds: float) -> 
 def table(content: Record) -> str:
     """Seconds, peak memory and differences, by number of tokens."""
     frame = pandas.DataFrame(content["records"])
-    parts = ["# Encoders beside other runtimes\n\nMedians; one text of n tokens, or 16 of 100 to 4,000 (n 0)."]
+    parts = ["# Encoders beside other runtimes\n\nMedians; one text of n tokens, or 8 of 100 to 2,000 (n 0)."]
     columns = (("median_s", "seconds", "{:,.3f}", 1), ("peak_bytes", "peak in MiB", "{:,.0f}", 2**20))
     for (architecture, dtype), part in frame.groupby(["architecture", "dtype"], sort=False):
         for name, what, form, unit in (*columns, ("difference", "largest difference", "{:.1e}", 1)):

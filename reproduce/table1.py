@@ -32,7 +32,7 @@ from tqdm import tqdm
 from linformer_cli.errors import InputError
 from linformer_cli.settings.declare import Count, Counts, Measurement, settings
 from linformer_kit.analysis.measure import dtype_of, encoder_of, interleaved, summary
-from linformer_kit.environment import device_of
+from linformer_kit.report.environment import device_of
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 

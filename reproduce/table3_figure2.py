@@ -48,7 +48,7 @@ from linformer_kit.analysis.measure import (
     runner,
     summary,
 )
-from linformer_kit.environment import device_of
+from linformer_kit.report.environment import device_of
 from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from linformer_cli.cli import main
-from linformer_cli.errors import PROCESS_KILLED, InputError, input_errors, machine_failure, of_extra
+from linformer_cli.errors import PROCESS_KILLED, InputError, extra_errors, input_errors, machine_failure
 from linformer_kit.training import finetune
 
 SMALLER = "; smaller batches or shorter inputs need less"
@@ -60,7 +60,7 @@ def test_all_else_is(error, message):
 )
 def test_no_extra_is_named_where_it_would_not_help(error):
     """An error of transformers, which names no package; a module of ours."""
-    with pytest.raises(ModuleNotFoundError) as raised, of_extra("commands"):
+    with pytest.raises(ModuleNotFoundError) as raised, extra_errors("commands"):
         raise error
     assert raised.value is error
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from linformer_cli.errors import InputError, Stopped, error_text, machine_failure, of_extra, out_of_memory
+from linformer_cli.errors import InputError, Stopped, error_text, extra_errors, machine_failure, out_of_memory
 from linformer_cli.output_paths import check_output
 from linformer_cli.parser import parse
 from linformer_cli.settings.declare import COMMANDS
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, settings = parse(arguments)
         if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, one makes the output
             check_output(settings)
-        with of_extra(COMMANDS[name].extra):
+        with extra_errors(COMMANDS[name].extra):
             run = importlib.import_module(f"linformer_kit.{COMMANDS[name].module}").main
         set_up_logging()
         run(settings)

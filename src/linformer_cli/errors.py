@@ -130,7 +130,7 @@ def input_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def of_extra(name: str) -> Iterator[None]:
+def extra_errors(name: str) -> Iterator[None]:
     """Import packages that an extra of this package installs.
 
     Raises:

@@ -165,7 +165,8 @@ def test_without_a_library_one_line_says_which(form, package, extra, tmp_path, c
 @pytest.mark.e2e
 def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplog):
     """PyTorch with a numerical error in place of an ONNX file. Parts of an embedder that are left out are named."""
-    model = load(str(linformer("LinformerForSequenceClassification", tmp_path / "model")))
+    classifier = linformer("LinformerForSequenceClassification", tmp_path / "model", trained_pieces=True)
+    model = load(str(classifier))
     modules = [{"path": path, "type": f"library.{path}"} for path in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
     for module in ("Transformer", "Pooling", "Dense"):
@@ -175,4 +176,5 @@ def test_what_does_not_agree_leaves_nothing(tmp_path, capsys, monkeypatch, caplo
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
     assert "model: expected the exported model within " in error
     assert "model: not in the result: Pooling, Dense" in caplog.text
+    assert f"reads long texts as pieces; the file reads their first {LENGTH} tokens only" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} == {"model"}

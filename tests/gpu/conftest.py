@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from linformer_kit.environment import best_device
+from linformer_kit.report.environment import best_device
 from tests.faults.conftest import corpus, encoder, teacher, texts  # noqa: F401
 
 _NAME = "LINFORMER_TEST_DEVICE"

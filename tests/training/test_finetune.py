@@ -255,3 +255,5 @@ def test_long_texts_are_read_as_pieces_by_training_evaluation_and_prediction(enc
     (tmp_path / "pairs.csv").write_text("text,other,label\n" + "a,b,x\na,c,y\n" * 9)
     pairs = ["--train_file", tmp_path / "pairs.csv", "--text_pair_column=other", "--pieces"]
     assert "pieces: expected single texts, got pairs" in fail(capsys, "finetune", encoder, *pairs)
+    error = fail(capsys, "finetune", encoder, "--train_file", tmp_path / "pairs.csv", "--pieces", "--fully_shard")
+    assert "pieces: expected a model that is whole in each process, got fully_shard" in error

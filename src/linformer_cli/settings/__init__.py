@@ -148,6 +148,10 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     texts as another, or micro_f1 for multi-label texts."""
     save_total_limit: Evaluation[Count | None] = 1
 
+    def __post_init__(self) -> None:
+        if self.pieces and self.fully_shard:  # whose processes must make as many forward passes
+            raise InputError("pieces: expected a model that is whole in each process, got fully_shard")
+
 
 @command("distill", TRAIN, "training.distill", "my-bert --train_file articles/ --output_dir linear-bert")
 class DistillSettings(LinearizeSettings, CachedTextSettings, UpdateSettings):

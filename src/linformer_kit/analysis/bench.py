@@ -21,9 +21,9 @@ from linformer_kit.analysis.measure import (
     prepared,
     summary,
 )
-from linformer_kit.environment import device_of, environment
 from linformer_kit.files.folders import open_output_dir
 from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.environment import device_of, environment
 
 REPETITIONS = 5  # timed runs of each encoder; fewer if they exceed these seconds
 SECONDS = 10.0

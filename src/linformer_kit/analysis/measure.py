@@ -26,8 +26,8 @@ from transformers import AutoModel, PreTrainedConfig, RobertaConfig
 
 from linformer_cli.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_cli.settings import CostSettings
-from linformer_kit.environment import fast_dtype, peak_memory, status_bytes
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.report.environment import fast_dtype, peak_memory, status_bytes
 
 Name = TypeVar("Name", bound=Hashable)
 

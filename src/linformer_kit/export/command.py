@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -12,9 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from linformer_cli.errors import of_extra
+from linformer_cli.errors import extra_errors
 from linformer_cli.settings import ExportSettings, without_local_paths
-from linformer_kit.environment import environment
 from linformer_kit.export.exportable import (
     CLASSIFIER,
     EMBEDDER,
@@ -33,6 +33,9 @@ from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.report.base import write_json
 from linformer_kit.report.card import write_card
+from linformer_kit.report.environment import environment
+
+logger = logging.getLogger(__name__)
 
 _EXTRAS = {"onnx": "export", "openvino": "openvino"}
 _USE = """RUNTIME runs it; neither PyTorch nor linformer-kit is needed.
@@ -99,11 +102,13 @@ def export(settings: ExportSettings) -> dict[str, Any]:
         InputError: for a model that cannot be exported, or a result that does not agree with PyTorch. Nothing is
             written then.
     """
-    with of_extra(_EXTRAS[settings.format]):
+    with extra_errors(_EXTRAS[settings.format]):
         kind: Any = importlib.import_module(f"linformer_kit.export.{settings.format}_file")
     source = load(settings.model)
     files = sentence_files(settings.model) if source.head == EMBEDDER else {}
     warn_of_left_out(settings.model, files)
+    if getattr(source.model.config, "trained_pieces", False):
+        logger.warning("model: reads long texts as pieces; the file reads their first %d tokens only", source.limit)
     with whole_folder(Path(settings.out)) as folder, tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(source.tokenizer, folder)
         check_tokenizer(source, folder)

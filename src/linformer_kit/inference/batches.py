@@ -19,8 +19,8 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from linformer_cli.errors import InputError, input_errors
 from linformer_kit.data.read import Text, text_groups
 from linformer_kit.data.tokenizer import EncodedText, Encoder, Window
-from linformer_kit.environment import device_of
 from linformer_kit.interop.loading import input_length
+from linformer_kit.report.environment import device_of
 
 # Tokens of a group, times weights of the model without embeddings: about half a minute on two cores, and less on
 # accelerators, where the most tokens are the limit: as many as fit in memory.

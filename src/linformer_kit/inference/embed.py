@@ -22,13 +22,13 @@ from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import EmbedSettings, is_local_path
 from linformer_kit.data.read import TextColumns
 from linformer_kit.data.tokenizer import EncodedText, Window, tokenizer_fingerprint
-from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Group, TextModel
 from linformer_kit.inference.output import InputTexts, OutputFile
 from linformer_kit.interop.checkpoints import check_no_pickle
 from linformer_kit.interop.loading import check_finite_weights, load_model, model_fingerprint
 from linformer_kit.linearized.linearize import optimize, text_encoder
 from linformer_kit.models.base import LinearModel, longest_input
+from linformer_kit.report.environment import WEIGHT_DTYPES, device_of
 
 _NUMBER = np.dtype("<f4")
 _KIND = "an encoder of texts"

@@ -9,13 +9,13 @@ import numpy as np
 from linformer_cli.output_paths import check_new_folder
 from linformer_cli.settings import EvaluateSettings, model_label, without_local_paths
 from linformer_kit.data.labelled import load_measured
-from linformer_kit.environment import environment
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.baselines import free_results
 from linformer_kit.inference.batches import size
 from linformer_kit.inference.predict import Classifier, read_classifier
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.report.classification import evaluation_lines, write_evaluation_report
+from linformer_kit.report.environment import environment
 
 
 def main(settings: EvaluateSettings) -> None:

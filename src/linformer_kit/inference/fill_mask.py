@@ -9,10 +9,10 @@ from transformers import AutoModelForMaskedLM, pipeline
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import FillMaskSettings
-from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.base import longest_input
+from linformer_kit.report.environment import WEIGHT_DTYPES, device_of
 
 
 def main(settings: FillMaskSettings) -> None:

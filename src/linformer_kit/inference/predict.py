@@ -17,12 +17,12 @@ from linformer_cli.settings import ClassifierSettings, PredictSettings
 from linformer_kit.data.labelled import Columns, Labels, listed_classes
 from linformer_kit.data.read import TextColumns
 from linformer_kit.data.tokenizer import Window, tokenizer_fingerprint
-from linformer_kit.environment import WEIGHT_DTYPES, device_of
 from linformer_kit.inference.batches import Group, TextModel
 from linformer_kit.inference.output import InputTexts, OutputFile
 from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.interop.checkpoints import read_config
 from linformer_kit.interop.loading import load_model, model_fingerprint
+from linformer_kit.report.environment import WEIGHT_DTYPES, device_of
 
 _DIGITS = 6
 _KIND = "a classifier (`linformer finetune` makes one)"

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from linformer_cli.errors import InputError, input_errors, of_extra
+from linformer_cli.errors import InputError, extra_errors, input_errors
 from linformer_cli.settings import LinearizeSettings, is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage, read_json
 from linformer_kit.operator.projections import SequenceProjection
@@ -88,7 +88,7 @@ class Adapter:
 
 def read_adapter(name: str) -> Adapter:
     """Read an adapter that ships with the package, of a folder, or of the hub."""
-    with of_extra("adapters"):
+    with extra_errors("adapters"):
         from peft import LoraConfig
     folder = adapter_folder(name)
     if wrong := damage(folder):

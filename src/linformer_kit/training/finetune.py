@@ -80,8 +80,6 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     logger.info("texts of each class:\n%s", "\n".join(_texts_table(texts)))
     if settings.pieces and texts.columns.text_pair:
         raise InputError(f"pieces: expected single texts, got pairs (text_pair_column {texts.columns.text_pair})")
-    if settings.pieces and settings.fully_shard:  # its processes must make as many forward passes
-        raise InputError("pieces: expected a model that is whole in each process, got fully_shard")
     counts = np.array(labels.count(texts.train))
     metric = settings.metric_for_best_model or _best_metric(labels, counts)
     check_choice("metric_for_best_model", metric, (*labels.metrics, "loss"))

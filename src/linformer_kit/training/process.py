@@ -18,7 +18,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from linformer_cli.errors import InputError
-from linformer_kit.environment import device_of
+from linformer_kit.report.environment import device_of
 
 logger = logging.getLogger(__name__)
 

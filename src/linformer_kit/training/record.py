@@ -18,10 +18,10 @@ from linformer_cli.errors import InputError
 from linformer_cli.output_paths import RUN_MARK
 from linformer_cli.settings import TrainingSettings
 from linformer_cli.settings.recorded import flat
-from linformer_kit.environment import environment
 from linformer_kit.files.folders import check_made_from, find_checkpoint
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.writing import write_whole
+from linformer_kit.report.environment import environment
 from linformer_kit.training.state import read_state
 
 logger = logging.getLogger(__name__)

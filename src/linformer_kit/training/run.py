@@ -26,10 +26,10 @@ from torch.nn.parallel import DistributedDataParallel
 from linformer_cli.errors import DivergedError, InputError, Stopped, check_input
 from linformer_cli.output_paths import LOCK
 from linformer_cli.settings import TrainingSettings, without_local_paths
-from linformer_kit.environment import environment, fast_dtype
 from linformer_kit.files.folders import check_output_dir, checkpoint_path, locked, open_output_dir, rotate_checkpoints
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.stopping import stop_requests
+from linformer_kit.report.environment import environment, fast_dtype
 from linformer_kit.training.checkpoint import (
     load_moments,
     load_weights,

@@ -19,9 +19,9 @@ from pydantic.dataclasses import dataclass as checked
 from tqdm import tqdm
 
 from linformer_cli.errors import InputError, input_errors
-from linformer_kit.environment import peak_memory
 from linformer_kit.files.folders import TRAINER_STATE
 from linformer_kit.files.manifest import read_json
+from linformer_kit.report.environment import peak_memory
 
 _Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 _Numbers = dict[str, StrictInt | StrictFloat]

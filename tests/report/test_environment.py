@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linformer_kit import environment as environment_module
-from linformer_kit.environment import environment, fast_dtype
+from linformer_kit.report import environment as environment_module
+from linformer_kit.report.environment import environment, fast_dtype
 
 
 def test_the_machine_is_named():
@@ -45,8 +45,9 @@ def repository(folder: Path, name: str) -> str:
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_package_and_not_of_a_repository_around_it(tmp_path, monkeypatch):
     def recorded(root: Path, place: str) -> str | None:
-        monkeypatch.setattr(environment_module, "__file__", str(root / place / "linformer_kit" / "environment.py"))
-        (root / place / "linformer_kit").mkdir(parents=True, exist_ok=True)
+        folder = root / place / "linformer_kit" / "report"
+        monkeypatch.setattr(environment_module, "__file__", str(folder / "environment.py"))
+        folder.mkdir(parents=True, exist_ok=True)
         return environment(torch.device("cpu"))["commit"]
 
     own, other = tmp_path / "own", tmp_path / "other"

@@ -101,7 +101,7 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     """The git commit of the package, with `+` appended if files have changed; None outside its own git checkout."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     project = root / "pyproject.toml"
     if not ((root / ".git").exists() and project.exists() and 'name = "linformer-kit"' in project.read_text()):
         return None  # installed, or copied into another project, whose commits say nothing of the package
