@@ -233,13 +233,14 @@ def table(content: Record) -> str:
 
 
 def draw(content: Record) -> Figure | None:
-    """Seconds by n, in a panel for each encoder and number format; a line for each way in `DRAWN`. None: a single n."""
+    """Seconds by n, a panel for each encoder and number format with several n, a line for each way in `DRAWN`."""
     timed = [record for record in content["records"] if record["way"] in DRAWN and "median_s" in record]
     frame = pandas.DataFrame([record for record in timed if record["n"] != MIXED], columns=[*Cell._fields, "median_s"])
-    if frame["n"].nunique() < 2:
+    groups = iter(frame.groupby(["architecture", "dtype"], sort=False))
+    panels = {name: part for name, part in groups if part["n"].nunique() > 1}
+    if not panels:
         return None
     ways = [way for way in DRAWN if (frame["way"] == way).any()]
-    panels = dict(iter(frame.groupby(["architecture", "dtype"], sort=False)))
     figure, grid = new_panels(len(panels), (4.8, 3.8))
     for axes, ((architecture, dtype), part) in zip(grid, panels.items(), strict=True):
         for marker, way in zip("osD^vP", ways, strict=False):

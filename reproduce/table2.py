@@ -36,10 +36,10 @@ from linformer_kit.data.labelled import Example, LabelledTexts, load_labelled
 from linformer_kit.data.read import load_hub
 from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.baselines import words_alone
+from linformer_kit.models.base import projection_parameters
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.training.finetune import finetune, load_encoder
-from linformer_kit.training.optimizer import projection_parameters
 from linformer_kit.training.process import keep_freed_memory
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, mean_and_deviation, run
 

@@ -65,6 +65,8 @@ TOPICS = {
         "ConvProjection",
         "DynamicProjection",
         "RandomProjection",
+        "MatrixProjection",
+        "WindowProjection",
         "register_projection",
     ),
     "Other checkpoints": ("from_linformer", "load_fairseq_checkpoint"),

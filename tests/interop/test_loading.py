@@ -15,12 +15,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelF
 from linformer_cli.cli import main
 from linformer_cli.errors import InputError
 from linformer_cli.settings import PredictSettings
-from linformer_kit import LinformerConfig, LinformerModel, environment
+from linformer_kit import LinformerConfig, LinformerModel
 from linformer_kit.inference.batches import TextModel
 from linformer_kit.inference.embed import load_embedder
 from linformer_kit.inference.predict import Classifier
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_model, tokenizer_for
+from linformer_kit.report import environment
 from tests.conftest import SIZES, fail_last_line, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]

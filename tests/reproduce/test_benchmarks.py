@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from linformer_kit.report.base import environment_line
+from reproduce import corpora
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,8 +42,6 @@ def test_tables_are_made_from_the_numbers(path):
 
 
 def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(FOLDER)
-    corpora = importlib.import_module("corpora")
     monkeypatch.setattr(corpora, "RECORD", tmp_path / "corpora.json")
     corpora.RECORD.write_text(json.dumps({"books": {"source": "a library", "files": {}}}))
     book = tmp_path / "texts" / "books" / "one.txt"

@@ -32,7 +32,8 @@ def test_a_line_for_each_way_without_mixed_batches_and_what_failed():
     records = [record("optimized", "float32", n, median_s=n / 7) for n in (512, 8192, 2048, 0)]
     records += [record("torch", "float32", 512, median_s=3.0), record("torch", "float32", 2048, error="out of memory")]
     assert script.draw({"records": records[:1]}) is None  # nothing by n
-    records += [record("openvino", "bfloat16", 512, median_s=5.0)]
+    records += [record("openvino", "bfloat16", n, median_s=n / 5) for n in (512, 2048)]
+    records += [record("openvino", "int8", 512, median_s=5.0)]  # a single n
     panels = script.draw({"records": records}).axes
     lines = {
         axes.get_title(): {line.get_label(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())}
@@ -40,5 +41,5 @@ def test_a_line_for_each_way_without_mixed_batches_and_what_failed():
     }
     assert lines == {
         "modernbert, float32": {"PyTorch, sdpa": [512], "PyTorch, lk.optimize": [512, 2048, 8192]},
-        "modernbert, bfloat16": {"OpenVINO, linformer export": [512]},
+        "modernbert, bfloat16": {"OpenVINO, linformer export": [512, 2048]},
     }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import PartialState
 
-from linformer_kit import environment
+from linformer_kit.report import environment
 from linformer_kit.training.process import callers_random_state, seed_generators, start_processes
 
 

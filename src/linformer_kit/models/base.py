@@ -256,3 +256,9 @@ def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
         trains = old.weight.requires_grad
         owner.position_embeddings = nn.Embedding.from_pretrained(table, freeze=not trains, padding_idx=old.padding_idx)
     model.config.max_position_embeddings += more
+
+
+def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """E and F, W_P, and kernels of convolutions: the parameters of all projections."""
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    return [matrix for module in projections for matrix in module.parameters()]

@@ -135,12 +135,12 @@ class ProjectedAttention(nn.Module):
         values = split_heads(kernels.apply_linear(self.v_proj, tokens.values.squeeze(1)), heads)
         return Tokens(keys, values, True, tokens.forward_pass, inputs=key)
 
-    def map_slots(self, slots: Compressed, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    def map_slots(self, compressed: Compressed, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """(E·X)·W + (E·r)⊗b of keys and values, by heads."""
-        sums = slots.sums if self.bias_order == "before_projection" else None
+        sums = compressed.sums if self.bias_order == "before_projection" else None
         key_sums, value_sums = sums or (None, None)
-        keys = _map_rows(self.k_proj, slots.key.squeeze(1), key_sums, kernels)
-        values = _map_rows(self.v_proj, slots.value.squeeze(1), value_sums, kernels)
+        keys = _map_rows(self.k_proj, compressed.key.squeeze(1), key_sums, kernels)
+        values = _map_rows(self.v_proj, compressed.value.squeeze(1), value_sums, kernels)
         return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
     def attend(
@@ -210,7 +210,8 @@ def make_slots(projection: nn.Module, tokens: Tokens, layout: Layout, layer: Pro
         projection: E and F.
         tokens: X, mapped by W_K and W_V or, with a `layer`, not.
         layout: What queries see; with a window, also the tokens themselves.
-        layer: Its W_K and W_V map the slots, and those tokens that queries see as they are.
+        layer: Its W_K and W_V map the slots, and those tokens that queries see as they are; None: the tokens are
+            mapped.
     """
     (dims, width, first, causal), forward_pass = layout, tokens.forward_pass
     if layer is None:

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import TrainingSettings
-from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.models.base import projection_parameters
 from linformer_kit.training.task import Task
 
 # Names of parameters without weight decay, as in transformers.
@@ -75,9 +75,3 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     betas = settings.adam_beta1, settings.adam_beta2
     return torch.optim.AdamW(groups, betas=betas, eps=settings.adam_epsilon, fused=not sharded, foreach=sharded)
-
-
-def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """E and F, W_P, and kernels of convolutions: the parameters of all projections."""
-    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
-    return [matrix for module in projections for matrix in module.parameters()]

@@ -136,7 +136,7 @@ def test_windows_need_a_longest_sequence(monkeypatch):
 
 
 def test_an_own_projection_without_resize_says_so():
-    with pytest.raises(InputError, match=r"^projection: expected one with `_resize`, got Weighted$"):
+    with pytest.raises(InputError, match=r"^projection: expected one with `change_length`, got Weighted$"):
         Weighted(N, K, num_heads=HEADS).resize(2 * N, "extend")
 
 
@@ -154,10 +154,14 @@ def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
     layer.projection = Weighted(N, K, num_heads=HEADS, sharing="none")
     by_text = lambda self, source, lengths, slots: (other.expand(len(source), K, N),) * 2  # noqa: E731
     monkeypatch.setattr(Weighted, "matrices", by_text)
-    for texts in (2, HEADS):  # as many texts as heads look like a matrix for each head
-        x, layer.projected_dim = torch.randn(texts, N, EMBED), None
-        expected = f"matrices: expected [{HEADS}, {K}, {N}], got [{texts}, {K}, {N}]"
-        with pytest.raises(InputError, match=re.escape(expected)):
+    layer.projected_dim = None
+    expected = {
+        2: f"matrices: expected [{HEADS}, {K}, {N}], got [2, {K}, {N}]",
+        HEADS: f"matrices: expected [heads, {K}, {N}], or this for each text, with sharing none, got [texts, {K}, {N}]",
+    }
+    for texts, error in expected.items():  # as many texts as heads look like a matrix for each head
+        x = torch.randn(texts, N, EMBED)
+        with pytest.raises(InputError, match=re.escape(error)):
             layer(x, x, x)
     x = x[:2]
     layer.projection = Same(N, K, num_heads=HEADS)

@@ -94,7 +94,7 @@ class SequenceProjection(nn.Module, ABC):
             parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
             `stretch`, for windows only: min(k, m) windows tile the m tokens.
-        head_dim: d, the width of a head; only `conv` and `dynamic` need it.
+        head_dim: d, the width of a head; for parameters as wide as tokens, of which `conv` and `dynamic` have some.
         initializer: Initialisation of E and F (`starts`); only `linear` has them.
 
     Raises:
@@ -106,6 +106,7 @@ class SequenceProjection(nn.Module, ABC):
     learned = False  # whether E and F are parameters (`LearnedProjection`); others are the same for all heads, E = F
     commutes = False  # whether slots are weighted sums of tokens, with equal weights in all dimensions of a head
     bounded = True  # whether seq_len limits the length of sequences
+    always_tied = False  # whether E = F with every sharing
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class SequenceProjection(nn.Module, ABC):
     @property
     def tied(self) -> bool:
         """Whether E = F."""
-        return not self.learned or self.sharing in ("key_value", "layerwise")
+        return self.always_tied or not self.learned or self.sharing in ("key_value", "layerwise")
 
     def exact_length(self, slots: int) -> float:
         """The longest sequence whose tokens are slots of their own, as in full attention."""
@@ -211,19 +212,23 @@ class SequenceProjection(nn.Module, ABC):
             InputError: for a length that the mode or the number of slots does not allow.
         """
         self.check_resize(seq_len, mode)
-        self._resize(seq_len, mode)
+        self.change_length(seq_len, mode)
         self.seq_len = seq_len
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         """Raise the errors of `resize`."""
-        if type(self)._resize is SequenceProjection._resize:
-            raise InputError(f"projection: expected one with `_resize`, got {type(self).__name__}")
+        is_written = type(self).change_length is not SequenceProjection.change_length
+        if not is_written and (self.bounded or self.windowed):
+            raise InputError(f"projection: expected one with `change_length`, got {type(self).__name__}")
         check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
         if mode == "extend" and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
-    def _resize(self, seq_len: int, mode: str) -> None:
-        """Replace parameters and buffers; a subclass writes it."""
+    def change_length(self, seq_len: int, mode: str) -> None:
+        """Replace parameters and buffers for another n, while `seq_len` is the old one; a subclass writes it.
+
+        Arguments as of `resize`, which calls it. Not needed if nothing depends on n.
+        """
 
     def _check_length(self, seq_len: int, kernels: Kernels) -> None:
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.

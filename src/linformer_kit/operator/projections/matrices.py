@@ -116,8 +116,9 @@ class MatrixProjection(SequenceProjection):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         own = dict((*self.named_parameters(), *self.named_buffers()))
-        given = {name: state_dict[prefix + name].shape[-1:] for name in own if prefix + name in state_dict}
-        if self.bounded and any(size != own[name].shape[-1:] for name, size in given.items()):
+        of_length = {name for name, value in own.items() if self.bounded and value.shape[-1:] == (self.seq_len,)}
+        given = {state_dict[prefix + name].shape[-1:] for name in of_length if prefix + name in state_dict}
+        if given - {(self.seq_len,)}:
             hint = "build the model with theirs, load them, and change it by `projection.resize`"
             arguments[-1].append(f"{prefix}seq_len: expected weights for {self.seq_len}, got others: {hint}")
 
@@ -125,6 +126,7 @@ class MatrixProjection(SequenceProjection):
         seq_len, kernels, lengths = tokens.key.shape[2], tokens.forward_pass.kernels, tokens.forward_pass.lengths
         self._check_length(seq_len, kernels)
         matrices = self.matrices(tokens.source, lengths, slots)
+        self._check_shapes(matrices, tokens, slots)
         if self.tied and matrices[0] is not matrices[1]:
             raise InputError(f"matrices: expected E twice from {type(self).__name__}, whose E = F, got two matrices")
         if kernels.exporting:  # a slice would make the full length a special case
@@ -135,17 +137,11 @@ class MatrixProjection(SequenceProjection):
 
         def product(hidden: Tensor, are_values: bool) -> Tensor:
             matrix = value_matrix if are_values else key_matrix
-            batch, heads = hidden.shape[:2]
-            axes = () if self.shared_by_heads else (heads,)
-            is_known = matrix.shape[:-2] in (axes, (batch, *axes)) and matrix.shape[-2] == slots
-            is_unclear = bool(axes) and not kernels.exporting and matrix.dim() == 3 and batch == heads > 1
-            if not is_known or (is_unclear and self._is_by_text(tokens, slots)):
-                raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
-            if axes:
+            if not self.shared_by_heads:
                 return kernels.widened(torch.matmul, matrix, hidden)
             if not tokens.is_mapped:
                 return kernels.compress(matrix, hidden.squeeze(1)).unsqueeze(1)
-            return kernels.compress(matrix, merge_heads(hidden)).unflatten(2, (heads, -1)).transpose(1, 2)
+            return kernels.compress(matrix, merge_heads(hidden)).unflatten(2, (hidden.shape[1], -1)).transpose(1, 2)
 
         slots_of_both = tokens.map(product, tied=self.tied)
         if tokens.is_mapped:  # with the bias
@@ -153,13 +149,20 @@ class MatrixProjection(SequenceProjection):
         sums = _row_sums(key_matrix, lengths)
         return Compressed(*slots_of_both, (sums, sums if self.tied else _row_sums(value_matrix, lengths)))
 
-    def _is_by_text(self, tokens: Tokens, slots: int) -> bool:
-        """Whether `matrices` has a first axis of texts: a single text has one there.
-
-        Only asked where the shape does not tell, for as many texts as heads.
-        """
-        lengths = tokens.forward_pass.lengths
-        return len(self.matrices(tokens.source[:1], None if lengths is None else lengths[:1], slots)[0]) == 1
+    def _check_shapes(self, matrices: tuple[Tensor, Tensor], tokens: Tokens, slots: int) -> None:
+        """Raise an error for matrices of other axes than E and F have here."""
+        batch, heads, seq_len, _ = tokens.key.shape
+        kernels, lengths = tokens.forward_pass.kernels, tokens.forward_pass.lengths
+        axes = () if self.shared_by_heads else (heads,)
+        for matrix in matrices:
+            if matrix.shape[:-2] not in (axes, (batch, *axes)) or matrix.shape[-2] != slots:
+                raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
+        if axes and not kernels.exporting and matrices[0].dim() == 3 and batch == heads > 1:
+            # As many texts as heads: whether there is a matrix for each text or for each head, a single text tells.
+            (first, _) = self.matrices(tokens.source[:1], None if lengths is None else lengths[:1], slots)
+            if len(first) == 1:
+                expected = f"[heads, {slots}, {seq_len}], or this for each text, with sharing none"
+                raise InputError(f"matrices: expected {expected}, got [texts, {slots}, {seq_len}]")
 
 
 class LinearProjection(LearnedProjection, MatrixProjection):
@@ -191,7 +194,7 @@ class LinearProjection(LearnedProjection, MatrixProjection):
             key, value = key[..., :slots, :], None if value is None else value[..., :slots, :]
         return key, key if value is None else value
 
-    def _resize(self, seq_len: int, mode: str) -> None:
+    def change_length(self, seq_len: int, mode: str) -> None:
         if mode == "interpolate":
             self._replace_parameters(lambda matrix: stretch_matrix(matrix, seq_len))
         else:
@@ -225,7 +228,7 @@ class RandomProjection(MatrixProjection):
             matrix = matrix * math.sqrt(self.projected_dim / slots)
         return matrix, matrix
 
-    def _resize(self, seq_len: int, mode: str) -> None:
+    def change_length(self, seq_len: int, mode: str) -> None:
         new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
 
@@ -245,7 +248,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
     """
 
     bounded = False
-    tied = True  # type: ignore[assignment]
+    always_tied = True
 
     @property
     def embed_dim(self) -> int:
@@ -272,9 +275,6 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
             weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
         weights = weights.unflatten(1, rows.shape[:-1])
         return weights, weights
-
-    def _resize(self, seq_len: int, mode: str) -> None:
-        """Nothing depends on the length."""
 
 
 def _row_sums(matrix: Tensor, lengths: Tensor | None) -> Tensor:

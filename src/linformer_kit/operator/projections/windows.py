@@ -122,7 +122,7 @@ class WindowProjection(SequenceProjection):
             for k in self.head_dims:
                 more_windows(k, self.seq_len, seq_len)
 
-    def _resize(self, seq_len: int, mode: str) -> None:
+    def change_length(self, seq_len: int, mode: str) -> None:
         if mode == "extend":
             self.head_dims = tuple(more_windows(k, self.seq_len, seq_len) for k in self.head_dims)
 
@@ -195,7 +195,7 @@ class ConvProjection(LearnedProjection, WindowProjection):
         taps = by_head.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
         return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
 
-    def _resize(self, seq_len: int, mode: str) -> None:
-        super()._resize(seq_len, mode)
+    def change_length(self, seq_len: int, mode: str) -> None:
+        super().change_length(seq_len, mode)
         if mode == "interpolate":
             self._replace_parameters(lambda kernel: stretch_matrix(kernel, -(-seq_len // self.projected_dim)))

@@ -1,7 +1,7 @@
-"""Check that texts are those that the results were measured with: python corpora.py FOLDER [--write].
+"""Check that texts are those that the results were measured with: python -m reproduce.corpora FOLDER [--write].
 
-`corpora.json` has the source, the licence as stated there, and the SHA-256 of each file, by the name of the set. FOLDER
-has a subfolder for each set. `--write` records the files of FOLDER instead, for those who add a set.
+`benchmarks/corpora.json` has the source, the licence as stated there, and the SHA-256 of each file, by the name of the
+set. FOLDER has a subfolder for each set. `--write` records the files of FOLDER instead, for those who add a set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-RECORD = Path(__file__).with_suffix(".json")
+RECORD = Path(__file__).parents[1] / "benchmarks" / "corpora.json"
 
 
 def sha256(path: Path) -> str:

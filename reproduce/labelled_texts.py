@@ -1,4 +1,6 @@
-"""Labelled long texts, divided for `reproduce.finetuning`: python texts.py SET SOURCE OUTPUT
+"""Labelled long texts, divided for `reproduce.finetuning` and `reproduce.few_labels`.
+
+    python -m reproduce.labelled_texts SET SOURCE OUTPUT
 
 - reviews: of a JSON Lines file with `fold`: folds 8 and 9 to test, 7 for validation, others to learn from.
 - imdb: of a folder with train.jsonl and test.jsonl, those of more than 400 words, nearly all over 512 tokens.
