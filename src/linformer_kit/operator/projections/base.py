@@ -130,6 +130,7 @@ class SequenceProjection(nn.Module, ABC):
         self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
         self.sharing = sharing
         self.shared_by_heads = sharing != "none" or not self.learned  # whether all heads have the same E and F
+        self.tied = self.always_tied or not self.learned or sharing in ("key_value", "layerwise")  # whether E = F
         self.shorter_input = shorter_input
         self.head_dim = head_dim
         self.initializer = initializer
@@ -157,11 +158,6 @@ class SequenceProjection(nn.Module, ABC):
     def projected_dim(self) -> int:
         """The largest k."""
         return max(self.head_dims)
-
-    @property
-    def tied(self) -> bool:
-        """Whether E = F."""
-        return self.always_tied or not self.learned or self.sharing in ("key_value", "layerwise")
 
     def exact_length(self, slots: int) -> float:
         """The longest sequence whose tokens are slots of their own, as in full attention."""
