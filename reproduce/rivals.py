@@ -26,6 +26,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from linformer_cli.errors import check_choice
 from linformer_cli.settings.declare import Count, Machine, Measurement, settings
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.export import exportable
@@ -188,6 +189,9 @@ def _in_torch(model: torch.nn.Module) -> exportable.Run:
 def measure(given: Settings, results: Results) -> None:
     """Add the records of each comparison that has none; a way that fails says why."""
     comparisons = list(itertools.product(given.architectures, given.dtypes, given.lengths))
+    names = [f"{architecture}/{dtype}/{n}" for architecture, dtype, n in comparisons]
+    if given.only is not None:
+        check_choice("only", given.only, names)
     for architecture, dtype, n in tqdm(comparisons, desc="comparisons"):
         cells = [cell for way in given.ways if (cell := Cell(way, architecture, dtype, n)).is_possible]
         is_chosen = given.only in (None, f"{architecture}/{dtype}/{n}")
@@ -198,9 +202,11 @@ def measure(given: Settings, results: Results) -> None:
             files = Path(folder)
             records = {cell: _or_error(Cell.cost, cell, files, reference) for cell in cells}
             able = [cell for cell, record in records.items() if "error" not in record]
-            timings = in_fresh_process(_times, able, files, given.repetitions, given.seconds)
+            timings = _or_error(_times, able, files, given.repetitions, given.seconds)
         for cell, record in records.items():
-            results.add(**cell._asdict(), **timings.get(cell, {}), **record)
+            timed = timings.get(cell.way, {}) if "error" not in timings else timings
+            if results.find(**cell._asdict()) is None:
+                results.add(**cell._asdict(), **(timed | record))
 
 
 def _or_error(function: Callable[..., Record], *arguments: Any) -> Record:
@@ -210,11 +216,11 @@ def _or_error(function: Callable[..., Record], *arguments: Any) -> Record:
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
 
 
-def _times(cells: list[Cell], files: Path, repetitions: int, seconds: float) -> dict[Cell, Record]:
-    """The times of the ways of a comparison, by turns."""
+def _times(cells: list[Cell], files: Path, repetitions: int, seconds: float) -> dict[str, Record]:
+    """The times of the ways of a comparison, by turns, by way."""
     runs = {cell: partial(cell.ready(files), cell.inputs()) for cell in cells}
     timings = interleaved(runs, device=CPU, repetitions=repetitions, seconds=seconds)
-    return {cell: summary(times) for cell, times in timings.items()}
+    return {cell.way: summary(times) for cell, times in timings.items()}
 
 
 def table(content: Record) -> str:

@@ -23,6 +23,9 @@ KINDS = {
     "masked": lambda folder: linformer("LinformerForMaskedLM", folder, sharing="layerwise", **SMALL),
     "answers": lambda folder: linformer("LinformerForQuestionAnswering", folder, projection="max_pool", **SMALL),
     "tokens": lambda folder: linformer("LinformerForTokenClassification", folder, projection="conv", **SMALL),
+    "as many heads as texts": lambda folder: linformer(
+        "LinformerModel", folder, projection="dynamic", sharing="none", num_attention_heads=2, hidden_size=32, **SMALL
+    ),
     "windows": lambda folder: save(
         transformers.ModernBertModel(transformers.ModernBertConfig(**{**MODERN_SIZES, "num_hidden_layers": 2})), folder
     ),

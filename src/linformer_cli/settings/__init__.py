@@ -5,7 +5,6 @@ recipe.
 """
 
 from dataclasses import field
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from linformer_cli.errors import InputError
@@ -13,7 +12,6 @@ from linformer_cli.settings.declare import (
     Adapter,
     Amount,
     Argument,
-    BelowOne,
     Count,
     CountOrZero,
     Counts,
@@ -28,18 +26,12 @@ from linformer_cli.settings.declare import (
     Measurement,
     Model,
     ModelName,
-    OfFiles,
     Output,
     Positive,
-    Precision,
-    Probability,
-    Seed,
     Share,
     Texts,
-    Timeout,
     Tokens,
     Training,
-    Workers,
     changed,
     command,
     settings,
@@ -49,10 +41,8 @@ from linformer_cli.settings.model import (
     REGISTERED_PROJECTIONS,
     BiasOrder,
     ClassifierPooling,
-    LinearInitializer,
     LinearizeSettings,
     ModelSettings,
-    Projection,
     ProjectionName,
     ResizeMode,
     Sharing,
@@ -64,7 +54,6 @@ from linformer_cli.settings.shared import (
     CachedTextSettings,
     ClassifierSettings,
     CorpusSettings,
-    DeviceSettings,
     LabelledSettings,
     OneModelTrainingSettings,
     PairSettings,

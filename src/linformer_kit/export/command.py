@@ -171,6 +171,7 @@ def write_configuration(model: PreTrainedModel, folder: Path) -> None:
         fields["id2label"] = model.config.id2label  # which transformers leaves out where the names are its own
     if model.config.model_type == LinformerConfig.model_type:
         del fields["model_type"]
+    fields.pop("trained_pieces", None)  # the file reads one input
     if linear := fields.pop("linformer", None):
         del fields["attn_implementation"]
         fields["model_type"] = linear["base_model_type"]

@@ -48,8 +48,8 @@ class LinformerAttention(ProjectedAttention):
     Args:
         embed_dim: Width of inputs and output.
         num_heads: Number of heads; divides embed_dim.
-        max_seq_len: Longest sequence of keys. Required if `projection` is a name, except of one that has none, as
-            `dynamic`.
+        max_seq_len: Longest sequence of keys. Required if `projection` is a name, unless sequences may have any
+            length with it, as with `dynamic`.
         projected_dim: Number of slots, at most max_seq_len, or a list with one number per head. Required if
             `projection` is a name; with a module, at most its number of slots.
         sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise`, build one projection

@@ -1,1 +1,2 @@
-"""Reports: Markdown tables and figures, made from the JSON results alone; and README.md of saved models."""
+"""Reports: Markdown tables and figures, made from the JSON results alone; the machine, which results record; cards of
+saved models."""

@@ -43,7 +43,9 @@ class Weighted(MatrixProjection):
 
     def matrices(self, source, lengths, slots):
         matrix = self.weights[..., :slots, :]
-        matrix = matrix.expand(len(source), *matrix.shape) if self.by_text else matrix  # not zero at padding
+        if self.by_text:  # not zero at padding
+            by_head = matrix.unsqueeze(0) if self.sharing != "none" else matrix
+            matrix = by_head.expand(len(source), *by_head.shape)
         return matrix, 2 * matrix
 
 
@@ -66,7 +68,7 @@ class Largest(WindowProjection):
 class Placed(MatrixProjection):
     """Slot i weighs real tokens by how near they are to its place in the text, with a learned width."""
 
-    learned = True
+    learned, bounded, always_tied = True, False, True
 
     def __init__(self, *arguments, **named) -> None:
         super().__init__(*arguments, **named)
@@ -81,7 +83,7 @@ class Placed(MatrixProjection):
         places = torch.arange(seq_len) / real.clamp(min=1)[:, None]  # from 0 to before 1 on real tokens
         centres = (torch.arange(slots)[:, None] + 0.5) / slots
         scores = -self.width[:slots, None] * (slots * (places[:, None] - centres)).square()
-        matrix = scores.masked_fill(places[:, None] >= 1, -1e9).softmax(-1).to(source.dtype)
+        matrix = scores.masked_fill(places[:, None] >= 1, -1e9).softmax(-1)[:, None].to(source.dtype)
         return matrix, matrix
 
 
@@ -138,32 +140,46 @@ def test_windows_need_a_longest_sequence(monkeypatch):
 def test_an_own_projection_without_resize_says_so():
     with pytest.raises(InputError, match=r"^projection: expected one with `change_length`, got Weighted$"):
         Weighted(N, K, num_heads=HEADS).resize(2 * N, "extend")
+    placed = Placed(N, K, num_heads=HEADS)
+    placed.resize(2 * N, "extend")  # nothing depends on n
+    assert placed.seq_len == 2 * N
+    placed.initial_values = lambda: {"width": torch.ones(placed.seq_len)}
+    with pytest.raises(InputError, match=r"^projection: expected one with `change_length`, got Placed$"):
+        placed.resize(N, "interpolate")
 
 
-def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
-    projection = Weighted(N, K, num_heads=HEADS)
-    projection.weights = nn.Parameter(torch.randn(HEADS, K, N))  # by head, which only sharing `none` allows
-    layer, x = LinformerAttention(EMBED, HEADS, projection=projection), torch.randn(2, N, EMBED)
-    with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K}, {N}], got [{HEADS}, {K}, {N}]")):
-        layer(x, x, x)
-    other = torch.randn(K, N)
-    monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots: (other, other))
-    layer.projected_dim = K - 1
-    with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K - 1}, {N}], got [{K}, {N}]")):
-        layer(x, x, x)
-    layer.projection = Weighted(N, K, num_heads=HEADS, sharing="none")
-    by_text = lambda self, source, lengths, slots: (other.expand(len(source), K, N),) * 2  # noqa: E731
-    monkeypatch.setattr(Weighted, "matrices", by_text)
-    layer.projected_dim = None
-    expected = {
-        2: f"matrices: expected [{HEADS}, {K}, {N}], got [2, {K}, {N}]",
-        HEADS: f"matrices: expected [heads, {K}, {N}], or this for each text, with sharing none, got [texts, {K}, {N}]",
-    }
-    for texts, error in expected.items():  # as many texts as heads look like a matrix for each head
-        x = torch.randn(texts, N, EMBED)
-        with pytest.raises(InputError, match=re.escape(error)):
+@pytest.mark.parametrize("batch", [2, HEADS])  # as many texts as heads are no matrix for each head
+@pytest.mark.parametrize(
+    ("sharing", "shape", "expected"),
+    [
+        ("headwise", (HEADS, K, N), f"[{K}, {N}], or [BATCH, 1, {K}, {N}]"),
+        ("headwise", ("batch", K, N), f"[{K}, {N}], or [BATCH, 1, {K}, {N}]"),
+        ("headwise", ("batch", HEADS, K, N), f"[{K}, {N}], or [BATCH, 1, {K}, {N}]"),
+        ("headwise", (K - 1, N), f"[{K}, {N}], or "),
+        ("headwise", (K, N - 1), f"[{K}, {N}], or "),
+        ("none", (K, N), f"[{HEADS}, {K}, {N}], or [BATCH, 1 or {HEADS}, {K}, {N}]"),
+        ("none", ("batch + 1", 1, K, N), f"[{HEADS}, {K}, {N}], or "),
+    ],
+)
+def test_matrices_of_other_axes_are_rejected(sharing, shape, expected, batch, monkeypatch):
+    layer = LinformerAttention(EMBED, HEADS, projection=Weighted(N, K, num_heads=HEADS, sharing=sharing))
+    x, sizes = torch.randn(batch, N, EMBED), {"batch": batch, "batch + 1": batch + 1}
+    right = torch.randn(*([] if sharing == "headwise" else [HEADS]), K, N)
+    wrong = torch.randn([sizes.get(size, size) for size in shape])
+    for matrices in ((wrong, wrong), (right, wrong)):
+        monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots, pair=matrices: pair)
+        with pytest.raises(InputError, match=re.escape(f"matrices: expected {expected.replace('BATCH', str(batch))}")):
             layer(x, x, x)
-    x = x[:2]
+
+
+def test_what_is_no_pair_of_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
+    projection = Weighted(N, K, num_heads=HEADS)
+    layer, x = LinformerAttention(EMBED, HEADS, projection=projection), torch.randn(2, N, EMBED)
+    one = torch.randn(K, N)
+    for returned in (one, None, (one, one, one), (one, None)):
+        monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots, given=returned: given)
+        with pytest.raises(InputError, match=r"^matrices: expected E and F from Weighted, got "):
+            layer(x, x, x)
     layer.projection = Same(N, K, num_heads=HEADS)
     with pytest.raises(InputError, match=r"^matrices: expected E twice from Same, whose E = F, got two matrices$"):
         layer(x, x, x)
@@ -171,6 +187,14 @@ def test_matrices_and_slots_of_another_shape_are_rejected(monkeypatch):
     monkeypatch.setattr(Largest, "reduce", lambda self, windows, tokens, are_values: tokens)
     with pytest.raises(InputError, match=re.escape(f"reduce: expected [2, {HEADS}, {K}, 11], got [2, {HEADS}, {N}, ")):
         layer(x, x, x)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "none"])
+def test_one_matrix_for_each_text_serves_all_heads(sharing):
+    projection = Placed(None, K, num_heads=HEADS, sharing=sharing)
+    layer, x = LinformerAttention(EMBED, HEADS, projection=projection).eval(), torch.randn(HEADS, N, EMBED)
+    together = layer(x, x, x)[0]
+    torch.testing.assert_close(together[1:2], layer(x[1:2], x[1:2], x[1:2])[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_registered_projection_is_that_of_configurations_linear_encoders_and_saved_models(registered, tmp_path):

@@ -20,6 +20,8 @@ from linformer_kit.operator.kernels import Kernels
 from linformer_kit.operator.projections.sizes import check_resize, is_integer, slots_by_head
 from linformer_kit.operator.slots import ForwardPass, merge_heads
 
+_WITHOUT_CHANGE = "projection: expected one with `change_length`, got {}"
+
 
 class Tokens(NamedTuple):
     """What a projection receives: the tokens of keys and values, right-padded, with zeros at padding.
@@ -94,8 +96,8 @@ class SequenceProjection(nn.Module, ABC):
             parameters, sharing has no effect.
         shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
             `stretch`, for windows only: min(k, m) windows tile the m tokens.
-        head_dim: d, the width of a head; for parameters as wide as tokens, of which `conv` and `dynamic` have some.
-        initializer: Initialisation of E and F (`starts`); only `linear` has them.
+        head_dim: d, the width of a head; needed for parameters as wide as tokens, as `conv` and `dynamic` have.
+        initializer: Initialisation of E and F (`matrices.STARTS`); only `linear` has them.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing, and a shorter_input that does not
@@ -208,17 +210,27 @@ class SequenceProjection(nn.Module, ABC):
             InputError: for a length that the mode or the number of slots does not allow.
         """
         self.check_resize(seq_len, mode)
+        before = self.seq_len
         self.change_length(seq_len, mode)
         self.seq_len = seq_len
+        if not self._changes_length and any(
+            getattr(self, name).shape != value.shape for name, value in self.initial_values().items()
+        ):
+            self.seq_len = before
+            raise InputError(_WITHOUT_CHANGE.format(type(self).__name__))
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         """Raise the errors of `resize`."""
-        is_written = type(self).change_length is not SequenceProjection.change_length
-        if not is_written and (self.bounded or self.windowed):
-            raise InputError(f"projection: expected one with `change_length`, got {type(self).__name__}")
+        if not self._changes_length and (self.bounded or self.windowed):
+            raise InputError(_WITHOUT_CHANGE.format(type(self).__name__))
         check_resize(self.seq_len if self.bounded else self.projected_dim, seq_len, mode, least=self.projected_dim)
         if mode == "extend" and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
+
+    @property
+    def _changes_length(self) -> bool:
+        """Whether the class says what another n changes."""
+        return type(self).change_length is not SequenceProjection.change_length
 
     def change_length(self, seq_len: int, mode: str) -> None:
         """Replace parameters and buffers for another n, while `seq_len` is the old one; a subclass writes it.

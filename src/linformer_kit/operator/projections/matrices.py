@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from linformer_cli.errors import InputError, check_choice, check_input
+from linformer_kit.operator.conditions import described
 from linformer_kit.operator.kernels import choose
 from linformer_kit.operator.padding import real_tokens
 from linformer_kit.operator.projections.base import Compressed, LearnedProjection, SequenceProjection, Tokens
@@ -105,7 +106,10 @@ class MatrixProjection(SequenceProjection):
     def matrices(
         self, source: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch"] | None, slots: int
     ) -> tuple[Tensor, Tensor]:
-        """E and F, `[*batch, slots, n]`, by head `[*batch, heads, slots, n]`; if E = F, the same tensor twice.
+        """E and F; if E = F, the same tensor twice.
+
+        `[slots, n]`, or `[heads, slots, n]` if not `shared_by_heads`; matrices that depend on the text are
+        `[batch, 1, slots, seq_len]`, or then `[batch, heads, slots, seq_len]`.
 
         Args:
             source: The input of the keys, or what W_K made of it.
@@ -127,13 +131,13 @@ class MatrixProjection(SequenceProjection):
         self._check_length(seq_len, kernels)
         matrices = self.matrices(tokens.source, lengths, slots)
         self._check_shapes(matrices, tokens, slots)
-        if self.tied and matrices[0] is not matrices[1]:
-            raise InputError(f"matrices: expected E twice from {type(self).__name__}, whose E = F, got two matrices")
         if kernels.exporting:  # a slice would make the full length a special case
             columns = torch.arange(seq_len, device=tokens.key.device)
             key_matrix, value_matrix = [matrix.index_select(-1, columns) for matrix in matrices]
         else:
             key_matrix, value_matrix = [matrix[..., :seq_len] for matrix in matrices]
+        if self.shared_by_heads and key_matrix.dim() == 4:
+            key_matrix, value_matrix = key_matrix.squeeze(1), value_matrix.squeeze(1)
 
         def product(hidden: Tensor, are_values: bool) -> Tensor:
             matrix = value_matrix if are_values else key_matrix
@@ -151,18 +155,21 @@ class MatrixProjection(SequenceProjection):
 
     def _check_shapes(self, matrices: tuple[Tensor, Tensor], tokens: Tokens, slots: int) -> None:
         """Raise an error for matrices of other axes than E and F have here."""
-        batch, heads, seq_len, _ = tokens.key.shape
-        kernels, lengths = tokens.forward_pass.kernels, tokens.forward_pass.lengths
-        axes = () if self.shared_by_heads else (heads,)
+        kind, (batch, _, seq_len, _) = type(self).__name__, tokens.key.shape
+        if not (isinstance(matrices, tuple) and len(matrices) == 2 and all(isinstance(m, Tensor) for m in matrices)):
+            raise InputError(f"matrices: expected E and F from {kind}, got {described(matrices)}")
+        by_head = [] if self.shared_by_heads else [self.num_heads]
         for matrix in matrices:
-            if matrix.shape[:-2] not in (axes, (batch, *axes)) or matrix.shape[-2] != slots:
-                raise InputError(f"matrices: expected {[*axes, slots, seq_len]}, got {list(matrix.shape)}")
-        if axes and not kernels.exporting and matrices[0].dim() == 3 and batch == heads > 1:
-            # As many texts as heads: whether there is a matrix for each text or for each head, a single text tells.
-            (first, _) = self.matrices(tokens.source[:1], None if lengths is None else lengths[:1], slots)
-            if len(first) == 1:
-                expected = f"[heads, {slots}, {seq_len}], or this for each text, with sharing none"
-                raise InputError(f"matrices: expected {expected}, got [texts, {slots}, {seq_len}]")
+            *axes, rows, columns = matrix.shape
+            by_text = matrix.dim() == 4 and axes[0] == batch and axes[1] in (1, *by_head)
+            # An exported program does not depend on the length of the example.
+            is_long = tokens.forward_pass.kernels.exporting or columns >= seq_len
+            if not (by_text or axes == by_head) or rows != slots or not is_long:
+                heads = f"1 or {self.num_heads}" if by_head else "1"
+                expected = f"{[*by_head, slots, seq_len]}, or [{batch}, {heads}, {slots}, {seq_len}] from {kind}"
+                raise InputError(f"matrices: expected {expected}, got {list(matrix.shape)}")
+        if self.tied and matrices[0] is not matrices[1]:
+            raise InputError(f"matrices: expected E twice from {kind}, whose E = F, got two matrices")
 
 
 class LinearProjection(LearnedProjection, MatrixProjection):
@@ -261,7 +268,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         return torch.randn(*heads, self.projected_dim, self.embed_dim) * (_DYNAMIC_STD * self.embed_dim**-0.5)
 
     def matrices(self, source: Tensor, lengths: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
-        """Pᵀ of each sequence, `[batch, *heads, slots, seq_len]`, with zeros at padding."""
+        """Pᵀ of each sequence, `[batch, heads, slots, seq_len]`, heads 1 if shared, with zeros at padding."""
         if source.shape[2] != self.embed_dim:
             raise InputError(f"embed_dim: expected {self.embed_dim}, as W_P has, got {source.shape[2]}")
         rows = self.key_projection[..., :slots, :]
@@ -273,7 +280,7 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
             # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
             masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
             weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
-        weights = weights.unflatten(1, rows.shape[:-1])
+        weights = weights.unflatten(1, (-1, slots))
         return weights, weights
 
 
