@@ -105,7 +105,7 @@ class FastKernels(Kernels):
         is_special = matrix.dim() == 2 and self._is_special(matrix, hidden.shape[2])
         if is_special and self._suits_onednn(matrix, hidden[0].T):
             return torch.stack([self.linear(matrix, sequence.T) for sequence in hidden])
-        return self.widened(torch.bmm, matrix.expand(hidden.shape[0], -1, -1), hidden)
+        return self.widened(_compress, matrix, hidden)
 
     def widened(self, function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
         """As in the base class."""
@@ -177,6 +177,11 @@ class FastKernels(Kernels):
             and inputs.shape[-1] == weight.shape[1]
             and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == inputs.dtype))
         )
+
+
+def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
+    """E·X of each sequence; `expand` stands inside what is widened, so that the gradient of E is summed in float32."""
+    return torch.bmm(matrix.expand(hidden.shape[0], -1, -1), hidden)
 
 
 def in_float32(*tensors: Tensor | None) -> list[Any]:
