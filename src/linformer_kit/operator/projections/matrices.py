@@ -156,7 +156,8 @@ class MatrixProjection(SequenceProjection):
     def _check_shapes(self, matrices: tuple[Tensor, Tensor], tokens: Tokens, slots: int) -> None:
         """Raise an error for matrices of other axes than E and F have here."""
         kind, (batch, _, seq_len, _) = type(self).__name__, tokens.key.shape
-        if not (isinstance(matrices, tuple) and len(matrices) == 2 and all(isinstance(m, Tensor) for m in matrices)):
+        is_pair = isinstance(matrices, tuple) and len(matrices) == 2
+        if not (is_pair and isinstance(matrices[0], Tensor) and isinstance(matrices[1], Tensor)):
             raise InputError(f"matrices: expected E and F from {kind}, got {described(matrices)}")
         by_head = [] if self.shared_by_heads else [self.num_heads]
         for matrix in matrices:
