@@ -226,14 +226,21 @@ def _times(cells: list[Cell], files: Path, repetitions: int, seconds: float) -> 
 def table(content: Record) -> str:
     """Seconds, peak memory and differences, by number of tokens."""
     frame = pandas.DataFrame(content["records"])
-    parts = ["# Encoders beside other runtimes\n\nMedians; one text of n tokens, or 8 of 100 to 2,000 (n 0)."]
+    parts = [
+        "# Encoders beside other runtimes\n\nMedians; one text of n tokens, or a mixed batch: 8 texts of 100 to 2,000."
+    ]
     columns = (("median_s", "seconds", "{:,.3f}", 1), ("peak_bytes", "peak in MiB", "{:,.0f}", 2**20))
     for (architecture, dtype), part in frame.groupby(["architecture", "dtype"], sort=False):
         for name, what, form, unit in (*columns, ("difference", "largest difference", "{:.1e}", 1)):
             if name in part and part[name].notna().any():
                 values = part[part[name].notna()].assign(**{name: part[name] / unit})
                 grid: Any = values.pivot_table(index="way", columns="n", values=name, sort=False)
-                shown = grid.map(form.format).where(grid.notna(), "–").rename(columns="n {:,}".format).reset_index()
+                shown = (
+                    grid.map(form.format)
+                    .where(grid.notna(), "–")
+                    .rename(columns=lambda n: f"n {n:,}" if n else "mixed batch")
+                    .reset_index()
+                )
                 parts.append(f"## {architecture}, {dtype}: {what}\n\n{markdown(shown)}")
     return "\n\n".join(parts)
 
