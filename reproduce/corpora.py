@@ -6,24 +6,20 @@ set. FOLDER has a subfolder for each set. `--write` records the files of FOLDER 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
+from linformer_kit.files.manifest import file_fingerprint
+
 RECORD = Path(__file__).parents[1] / "benchmarks" / "corpora.json"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main(folder: Path, *, write: bool) -> int:
     corpora = json.loads(RECORD.read_text(encoding="utf-8"))
     wrong = 0
     for name, corpus in corpora.items():
-        found = {path.name: sha256(path) for path in sorted((folder / name).glob("*")) if path.is_file()}
+        found = {path.name: file_fingerprint(path) for path in sorted((folder / name).glob("*")) if path.is_file()}
         if write:
             corpus["files"] = found or corpus["files"]
             continue

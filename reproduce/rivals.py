@@ -188,14 +188,15 @@ def _in_torch(model: torch.nn.Module) -> exportable.Run:
 
 def measure(given: Settings, results: Results) -> None:
     """Add the records of each comparison that has none; a way that fails says why."""
-    comparisons = list(itertools.product(given.architectures, given.dtypes, given.lengths))
-    names = [f"{architecture}/{dtype}/{n}" for architecture, dtype, n in comparisons]
+    comparisons = {
+        "/".join(map(str, each)): each for each in itertools.product(given.architectures, given.dtypes, given.lengths)
+    }
     if given.only is not None:
-        check_choice("only", given.only, names)
-    for architecture, dtype, n in tqdm(comparisons, desc="comparisons"):
+        check_choice("only", given.only, tuple(comparisons))
+        comparisons = {given.only: comparisons[given.only]}
+    for architecture, dtype, n in tqdm(comparisons.values(), desc="comparisons"):
         cells = [cell for way in given.ways if (cell := Cell(way, architecture, dtype, n)).is_possible]
-        is_chosen = given.only in (None, f"{architecture}/{dtype}/{n}")
-        if not is_chosen or all(results.find(**cell._asdict()) for cell in cells):
+        if all(results.find(**cell._asdict()) for cell in cells):
             continue
         reference = results.folder / f".reference-{architecture}-{n}.npy"
         with tempfile.TemporaryDirectory() as folder:

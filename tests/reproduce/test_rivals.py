@@ -18,6 +18,9 @@ def test_a_comparison_alone_and_then_the_others(tmp_path, monkeypatch):
     options = (*options, "--dtypes", "float32", "int8", "--repetitions", 1)
     records = start(script, tmp_path, *options, "--only", "modernbert/float32/0")["records"]
     assert [(each["way"], each["n"], each["runs"]) for each in records] == [("torch", 0, 1), ("optimized", 0, 1)]
+    assert records[0]["difference"] == 0
+    with pytest.raises(SystemExit):  # its earlier form, which names a way
+        start(script, tmp_path, *options, "--only", "torch/modernbert/float32/0")
     records = start(script, tmp_path, *options)["records"]
     cells = [(each["way"], each["n"]) for each in records]
     assert cells == [("torch", 0), ("optimized", 0), ("torch", 70), ("optimized", 70)]

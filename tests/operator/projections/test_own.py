@@ -180,6 +180,11 @@ def test_what_is_no_pair_of_matrices_and_slots_of_another_shape_are_rejected(mon
         monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots, given=returned: given)
         with pytest.raises(InputError, match=r"^matrices: expected E and F from Weighted, got "):
             layer(x, x, x)
+    monkeypatch.setattr(Weighted, "matrices", lambda self, source, lengths, slots: (one, one))
+    layer.projected_dim = K - 1  # fewer slots than the matrix has rows
+    with pytest.raises(InputError, match=re.escape(f"matrices: expected [{K - 1}, {N}], or ")):
+        layer(x, x, x)
+    layer.projected_dim = None
     layer.projection = Same(N, K, num_heads=HEADS)
     with pytest.raises(InputError, match=r"^matrices: expected E twice from Same, whose E = F, got two matrices$"):
         layer(x, x, x)
