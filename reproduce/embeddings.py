@@ -5,25 +5,31 @@ Cosine of each model's embeddings to those of the first for the same texts, trun
     linformer linearize sentence-transformers/all-MiniLM-L6-v2 linear
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
+`--exported` adds what `linformer export` made of the first model, in other number formats.
 For 200 texts of up to 512 tokens each model takes a minute on two cores.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_cli.errors import InputError, renamed
-from linformer_cli.settings.declare import Count, Counts, File, Measurement, ModelName, settings
+from linformer_cli.settings.declare import Count, Counts, File, Folder, Measurement, ModelName, settings
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
+from linformer_kit.data.tokenizer import Window
 from linformer_kit.inference.embed import Embedder, load_embedder
 from linformer_kit.report.environment import best_device, fast_dtype
 from reproduce.common import Record, Results, ScriptSettings, by_name, markdown, run
@@ -38,6 +44,8 @@ class Settings(ScriptSettings):
 
     models: Measurement[list[ModelName]]
     """Folders or hub ids of sentence embedders; all are compared with the first. Their last parts are their names."""
+    exported: Measurement[list[Folder]] = field(default_factory=list)
+    """Folders of `linformer export` with the first model."""
     text_file: Measurement[list[File]]
     """Files, folders or globs of long texts."""
     samples: Measurement[int] = 200
@@ -52,8 +60,13 @@ class Settings(ScriptSettings):
 
 def measure(settings: Settings, results: Results) -> None:
     """Add the cosines of each model."""
-    models = by_name(settings.models)
-    embedders = {name: load(model, settings.precision, settings.batch_size) for name, model in models.items()}
+    embedders: dict[str, Embedder] = {}
+    for name, folder in by_name([*settings.models, *settings.exported]).items():
+        if folder in settings.exported:
+            first = next(iter(embedders.values()))
+            embedders[name] = Exported(first.sentences, Path(folder), settings.batch_size)
+        else:
+            embedders[name] = load(folder, settings.precision, settings.batch_size)
     first, longest = next(iter(embedders.values())), max(settings.cosine_lengths)
     texts = read_documents(find_files(settings.text_file, field="text_file"), document="file", column="text")
     options = {"least": longest, "keep": longest, "count": settings.samples}
@@ -66,6 +79,25 @@ def measure(settings: Settings, results: Results) -> None:
     for n in settings.cosine_lengths:
         methods = {name: Method(embedder, n, settings.precision) for name, embedder in embedders.items()}
         add_cosines(results, "cosine", n, passages, methods, reference=next(iter(methods)))
+
+
+class Exported(Embedder):
+    """An embedder whose batches a file of `linformer export` computes."""
+
+    def __init__(self, sentences: SentenceTransformer, folder: Path, batch_size: int) -> None:
+        super().__init__(sentences, batch_size=batch_size, device="cpu")
+        content = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        if "sentence_embedding" not in content["outputs"]:
+            raise InputError(f"exported: expected embedders with their pooling, got {folder}")
+        kind = importlib.import_module(f"linformer_kit.export.{content['settings']['format']}_file")
+        self.inputs, self.output = content["inputs"], content["outputs"].index("sentence_embedding")
+        number_format = [content["settings"]["dtype"]] if content["settings"]["format"] == "openvino" else []
+        self.run = kind.runner(folder / kind.FILE, *number_format)
+
+    def forward(self, windows: Sequence[Window]) -> np.ndarray:
+        batch = self.pad(windows)
+        rows = self.run({name: batch[name].numpy() for name in self.inputs})[self.output]
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)
@@ -90,13 +122,24 @@ class Method:
 def add_cosines(
     results: Results, measured: str, n: int, texts: list[str], methods: Mapping[str, Method], *, reference: str
 ) -> None:
-    """Add the mean and the lowest cosine of each method's embeddings to those of one of them."""
+    """Add the mean and the lowest cosine of each method's embeddings to those of one of them.
+
+    Also the share of texts whose nearest other text is the same.
+    """
     expected = functools.cache(lambda: methods[reference](texts))
     for name, method in methods.items():
         if results.find(measured=measured, name=name, n=n) is None:
-            cosine = (method(texts) * expected()).sum(axis=1)
-            scores = {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
+            found = method(texts)
+            cosine, same = (found * expected()).sum(axis=1), nearest(found) == nearest(expected())
+            scores = {"cosine": float(cosine.mean()), "lowest": float(cosine.min()), "same_nearest": float(same.mean())}
             results.add(measured=measured, name=name, n=n, texts=len(texts), **scores)
+
+
+def nearest(rows: np.ndarray) -> np.ndarray:
+    """The number of the nearest other row of each row."""
+    products = rows @ rows.T
+    np.fill_diagonal(products, -np.inf)
+    return products.argmax(axis=1)
 
 
 def load(name: str, precision: Precision, batch_size: int, *, field: str = "models") -> Embedder:
@@ -121,6 +164,11 @@ def table(content: Record) -> str:
             f"Cosine to the embeddings of {chosen[0]['name']}, mean (lowest) of {texts} texts, by truncated length:",
             pivot(chosen, "model", lambda record: f"{record['n']:,} tokens", shown_cosine),
         ]
+        if "same_nearest" in chosen[0]:
+            parts += [
+                "Texts whose nearest other text is the same, in percent:",
+                pivot(chosen, "model", lambda record: f"{record['n']:,} tokens", shown_same),
+            ]
     return "\n\n".join(parts)
 
 
@@ -142,6 +190,11 @@ def pivot(records: list[Record], title: str, column: Callable[[Record], str], ce
 def shown_cosine(record: Record) -> str:
     """Mean and, in brackets, the lowest cosine."""
     return f"{record['cosine']:.4f} ({record['lowest']:.4f})"
+
+
+def shown_same(record: Record) -> str:
+    """The share of equal nearest texts."""
+    return f"{100 * record['same_nearest']:.1f}"
 
 
 if __name__ == "__main__":

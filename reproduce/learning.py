@@ -11,7 +11,7 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
     neighbours       exact neighbours and dynamic slots beside a convolution (n 128, 3 hours)
     equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
     equal-time-2048  3 minutes for each at n 2,048 (an hour)
-    length-2048      40 minutes for each at n 2,048, also length-4096 (5 hours each)
+    length-2048      40 minutes for each at n 2,048, also length-4096 (5 and 2 hours)
     causal-2048      causal models, 5 minutes for each at n 2,048, also causal-512 and causal-4096 (an hour each)
     slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
@@ -113,7 +113,7 @@ def start(sharing: str, initializer: str) -> Variant:
     return Variant({"sharing": sharing, "projection_initializer": initializer}, (1e-3, 2e-3, 4e-3))
 
 
-def at_length(n: int) -> Study:
+def at_length(n: int, seeds: tuple[int, ...]) -> Study:
     """Equal time for long enough to learn from far context; far_context.py reads the encoders."""
     base = {
         "vocab_size": 8192,  # most names are few tokens
@@ -124,8 +124,8 @@ def at_length(n: int) -> Study:
     }
     rates = (1e-3, 2e-3, 4e-3)
     variants = {
-        "Transformer": Variant(FULL, rates, (0,)),
-        "dynamic, k 32": Variant(DYNAMIC_32, rates, (0,)),
+        "Transformer": Variant(FULL, rates, seeds),
+        "dynamic, k 32": Variant(DYNAMIC_32, rates, seeds),
         "dynamic, k 128": Variant(DYNAMIC, (2e-3,), ()),
         "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (2e-3,), ()),
         "dynamic, k 32, layer 2 full": Variant(DYNAMIC_32 | {"attention": ["linformer", "full"]}, (2e-3,), ()),
@@ -250,8 +250,8 @@ STUDIES = {
         },
         minutes=3,
     ),
-    "length-2048": at_length(2048),
-    "length-4096": at_length(4096),
+    "length-2048": at_length(2048, (0, 1, 2)),
+    "length-4096": at_length(4096, (0,)),
     **{f"causal-{n}": causal(n) for n in (512, 2048, 4096)},
     "slots": Study(
         "Where 512 slots are worth most",

@@ -1,9 +1,10 @@
 """Exact long encoders on a CPU, beside what people would pick instead: PyTorch, ONNX Runtime, OpenVINO.
 
-Random weights and tokens. `torch` computes attention by scaled_dot_product_attention, `optimized` is `lk.optimize`,
-`linearised` is `lk.linearize`; `onnx_tracing` and `openvino_tracing` are the files that their own converters make of
-`torch` (by `torch.onnx.export` and by tracing), and `onnx`, `openvino` and `openvino_linearised` those of
-`linformer export`. Memory and outputs are of a process for each way, times of runs by turns in one process.
+Random weights and tokens. `torch` computes attention by scaled_dot_product_attention, `flex` by flex_attention, which
+is compiled; `optimized` is `lk.optimize`, `linearised` is `lk.linearize`. `onnx_tracing` and `openvino_tracing` are the
+files that their own converters make of `torch` (by `torch.onnx.export` and by tracing), and `onnx`, `openvino` and
+`openvino_linearised` those of `linformer export`. Memory and outputs are of a process for each way, times of runs by
+turns in one process.
 
     python -m reproduce.rivals --output_dir runs/rivals                                    # all
     python -m reproduce.rivals --output_dir runs/rivals --only modernbert/bfloat16/8192    # one comparison
@@ -25,6 +26,7 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from linformer_cli.errors import check_choice
 from linformer_cli.settings.declare import Count, Machine, Measurement, settings
@@ -37,7 +39,15 @@ from reproduce.linearised import Architecture, original
 MIXED = 0  # in place of n: a batch of texts of many lengths
 TEXTS, SHORTEST, LONGEST = 8, 100, 2000
 Way = Literal[
-    "torch", "optimized", "linearised", "onnx_tracing", "openvino_tracing", "onnx", "openvino", "openvino_linearised"
+    "torch",
+    "flex",
+    "optimized",
+    "linearised",
+    "onnx_tracing",
+    "openvino_tracing",
+    "onnx",
+    "openvino",
+    "openvino_linearised",
 ]
 # The lines of the picture.
 DRAWN: dict[Way, str] = {
@@ -60,7 +70,7 @@ class Settings(ScriptSettings):
     dtypes: Measurement[list[Literal["float32", "bfloat16", "int8"]]] = field(
         default_factory=lambda: ["float32", "bfloat16", "int8"]
     )
-    """Number formats; `int8` is of the file of `onnx` only, `bfloat16` not of files of ONNX."""
+    """Number formats; `int8` is of files of `linformer export` only, `bfloat16` not of files of ONNX."""
     lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])
     """n; 0: a mixed batch."""
     repetitions: Measurement[Count] = 3
@@ -82,8 +92,8 @@ class Cell(NamedTuple):
     @property
     def is_possible(self) -> bool:
         """Whether the way has this number format."""
-        is_onnx = self.way.startswith("onnx")
-        return {"float32": True, "bfloat16": not is_onnx, "int8": self.way == "onnx"}[self.dtype]
+        has_int8 = self.way in ("onnx", "openvino", "openvino_linearised")
+        return {"float32": True, "bfloat16": not self.way.startswith("onnx"), "int8": has_int8}[self.dtype]
 
     @property
     def longest(self) -> int:
@@ -121,15 +131,17 @@ class Cell(NamedTuple):
     def runner(self, files: Path) -> exportable.Run:
         """A function that runs the encoder; a runtime's file is made in the folder unless it is there."""
         folder = files / self.way
-        if self.way not in ("torch", "optimized", "linearised"):
+        if self.way.startswith(("onnx", "openvino")):
             if not folder.exists():
                 folder.mkdir()
                 self._write(folder)
             return self._run_file(folder)
-        model = self._model()
-        return _in_torch((optimize(model) if self.way == "optimized" else model).to(getattr(torch, self.dtype)))
+        model = optimize(self._model()) if self.way == "optimized" else self._model()
+        if self.way == "flex":
+            model.set_attn_implementation("flex_attention")  # which transformers compiles
+        return _in_torch(model.to(getattr(torch, self.dtype)))
 
-    def _model(self) -> torch.nn.Module:
+    def _model(self) -> PreTrainedModel:
         model = copy.deepcopy(original(self.architecture, self.longest)).eval()
         return linearize(model) if "linearised" in self.way else model
 
@@ -138,25 +150,27 @@ class Cell(NamedTuple):
         model = self._model()
         example = {name: torch.from_numpy(array) for name, array in self._replace(n=64).inputs().items()}
         source = exportable.Exportable(model, _Tokenizer(self.longest), exportable.HEADS[-1])  # type: ignore[arg-type]
+        is_int8 = self.dtype == "int8"
         if self.way.startswith("openvino"):
             import openvino
 
             from linformer_kit.export import openvino_file
 
-            if self.way != "openvino_tracing":
-                return openvino_file.write(source, folder / openvino_file.FILE)
-            converted = openvino.convert_model(model, example_input=example)
-            return openvino.save_model(converted, folder / openvino_file.FILE, compress_to_fp16=False)
+            if self.way == "openvino_tracing":
+                converted = openvino.convert_model(model, example_input=example)
+                return openvino.save_model(converted, folder / openvino_file.FILE, compress_to_fp16=False)
+            path = folder / ("float.xml" if is_int8 else openvino_file.FILE)
+            openvino_file.write(source, path)
+            return openvino_file.quantise(path, folder / openvino_file.FILE) if is_int8 else None
         from linformer_kit.export import onnx_file
 
-        path = folder / onnx_file.FILE
+        path = folder / ("float.onnx" if is_int8 else onnx_file.FILE)
         if self.way == "onnx_tracing":
             axes = {name: {0: "batch", 1: "sequence"} for name in example}
             torch.onnx.export(model, (), path, kwargs=example, dynamic_shapes=axes, dynamo=True)
         else:
             onnx_file.write(source, path)
-        if self.dtype == "int8":
-            onnx_file.quantise(path.rename(folder / "float.onnx"), path)
+        return onnx_file.quantise(path, folder / onnx_file.FILE) if is_int8 else None
 
     def _run_file(self, folder: Path) -> exportable.Run:
         if self.way.startswith("openvino"):

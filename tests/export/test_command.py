@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -125,8 +126,6 @@ def test_models_that_are_no_encoder_or_have_no_longest_input_are_rejected(tmp_pa
 def test_a_number_format_that_a_file_cannot_have_is_rejected(tmp_path, capsys):
     error = fail(capsys, "export", "model", tmp_path / "out", "--dtype", "bfloat16")
     assert "dtype: expected float32 or int8 with format onnx, got bfloat16" in error
-    error = fail(capsys, "export", "model", tmp_path / "out", "--format", "openvino", "--dtype", "int8")
-    assert "dtype: expected float32 or bfloat16 with format openvino, got int8" in error
 
 
 @pytest.mark.e2e
@@ -151,6 +150,23 @@ def test_a_folder_of_openvino(tmp_path, capsys):
     with pytest.raises(Exception, match=re.escape(f"model input (shape=[?,1..{LENGTH}])")):
         run = openvino_file.runner(out / "openvino_model.xml")
         run(random_inputs(load(str(tmp_path / "model")), Case(2, LENGTH + 1, "right")))
+
+
+@pytest.mark.e2e
+def test_int8_of_openvino_rounds_each_token_by_itself(tmp_path):
+    pytest.importorskip("nncf")
+    openvino_file = importlib.import_module("linformer_kit.export.openvino_file")
+    out = tmp_path / "out"
+    save(linear_bert(intermediate_size=2000), tmp_path / "model")
+    main(["export", str(tmp_path / "model"), str(out), "--format", "openvino", "--dtype", "int8"])
+    assert json.loads((out / "ov_config.json").read_text())["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 128
+    results = json.loads((out / "export.json").read_text())
+    assert results["bytes"]["OpenVINO int8"] < 0.6 * results["bytes"]["OpenVINO"]
+    assert 0.5 > results["int8_difference"] > results["agreement"]["tolerance"]
+    run = openvino_file.runner(out / "openvino_model.xml", "int8")
+    inputs = random_inputs(load(str(tmp_path / "model")), Case(3, 23, "right"))
+    alone = np.concatenate([run({name: array[[row]] for name, array in inputs.items()})[0] for row in range(3)])
+    np.testing.assert_allclose(run(inputs)[0], alone, atol=0.1 * results["int8_difference"])
 
 
 @pytest.mark.parametrize(

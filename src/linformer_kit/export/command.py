@@ -104,6 +104,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     """
     with extra_errors(_EXTRAS[settings.format]):
         kind: Any = importlib.import_module(f"linformer_kit.export.{settings.format}_file")
+        versions = {name: version(name) for name in kind.PACKAGES}
     source = load(settings.model)
     files = sentence_files(settings.model) if source.head == EMBEDDER else {}
     warn_of_left_out(settings.model, files)
@@ -131,7 +132,6 @@ def export(settings: ExportSettings) -> dict[str, Any]:
         write_files(files, folder)
         write_configuration(source.model, folder)
         write_card(source.model, folder, source.limit, use=_use(source, kind))
-        versions = {name: version(name) for name in kind.PACKAGES}
         results["environment"] = environment(torch.device("cpu")) | versions
         results["settings"] = without_local_paths(settings)
         write_json(results, folder / "export.json")
