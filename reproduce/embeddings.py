@@ -11,6 +11,7 @@ For 200 texts of up to 512 tokens each model takes a minute on two cores.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -64,7 +65,7 @@ def measure(settings: Settings, results: Results) -> None:
     for name, folder in by_name([*settings.models, *settings.exported]).items():
         if folder in settings.exported:
             first = next(iter(embedders.values()))
-            embedders[name] = Exported(first.sentences, Path(folder), settings.batch_size)
+            embedders[name] = Exported(copy.deepcopy(first.sentences), Path(folder), settings.batch_size)
         else:
             embedders[name] = load(folder, settings.precision, settings.batch_size)
     first, longest = next(iter(embedders.values())), max(settings.cosine_lengths)
@@ -86,13 +87,14 @@ class Exported(Embedder):
 
     def __init__(self, sentences: SentenceTransformer, folder: Path, batch_size: int) -> None:
         super().__init__(sentences, batch_size=batch_size, device="cpu")
-        content = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        path = folder / "export.json"
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"outputs": []}
         if "sentence_embedding" not in content["outputs"]:
-            raise InputError(f"exported: expected embedders with their pooling, got {folder}")
+            raise InputError(f"exported: expected folders of `linformer export` with an embedder, got {folder}")
+        self.longest = content["max_length"]
         kind = importlib.import_module(f"linformer_kit.export.{content['settings']['format']}_file")
         self.inputs, self.output = content["inputs"], content["outputs"].index("sentence_embedding")
-        number_format = [content["settings"]["dtype"]] if content["settings"]["format"] == "openvino" else []
-        self.run = kind.runner(folder / kind.FILE, *number_format)
+        self.run = kind.runner(folder / kind.FILE, content["settings"]["dtype"])
 
     def forward(self, windows: Sequence[Window]) -> np.ndarray:
         batch = self.pad(windows)

@@ -3,8 +3,8 @@
 Random weights and tokens. `torch` computes attention by scaled_dot_product_attention, `flex` by flex_attention, which
 is compiled; `optimized` is `lk.optimize`, `linearised` is `lk.linearize`. `onnx_tracing` and `openvino_tracing` are the
 files that their own converters make of `torch` (by `torch.onnx.export` and by tracing), and `onnx`, `openvino` and
-`openvino_linearised` those of `linformer export`. Memory and outputs are of a process for each way, times of runs by
-turns in one process.
+`openvino_linearised` those of `linformer export`. Memory and outputs are of a process for each way (of `flex` with its
+compiler), times of runs by turns in one process.
 
     python -m reproduce.rivals --output_dir runs/rivals                                    # all
     python -m reproduce.rivals --output_dir runs/rivals --only modernbert/bfloat16/8192    # one comparison
@@ -13,6 +13,7 @@ turns in one process.
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Settings(ScriptSettings):
     dtypes: Measurement[list[Literal["float32", "bfloat16", "int8"]]] = field(
         default_factory=lambda: ["float32", "bfloat16", "int8"]
     )
-    """Number formats; `int8` is of files of `linformer export` only, `bfloat16` not of files of ONNX."""
+    """Number formats; `int8` is of OpenVINO's files and of `onnx` only, `bfloat16` not of files of ONNX."""
     lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 2048, 8192, MIXED])
     """n; 0: a mixed batch."""
     repetitions: Measurement[Count] = 3
@@ -92,7 +93,7 @@ class Cell(NamedTuple):
     @property
     def is_possible(self) -> bool:
         """Whether the way has this number format."""
-        has_int8 = self.way in ("onnx", "openvino", "openvino_linearised")
+        has_int8 = self.way in ("onnx", "openvino_tracing", "openvino", "openvino_linearised")
         return {"float32": True, "bfloat16": not self.way.startswith("onnx"), "int8": has_int8}[self.dtype]
 
     @property
@@ -135,7 +136,7 @@ class Cell(NamedTuple):
             if not folder.exists():
                 folder.mkdir()
                 self._write(folder)
-            return self._run_file(folder)
+            return self._kind().runner(folder / self._kind().FILE, self.dtype)
         model = optimize(self._model()) if self.way == "optimized" else self._model()
         if self.way == "flex":
             model.set_attn_implementation("flex_attention")  # which transformers compiles
@@ -150,36 +151,24 @@ class Cell(NamedTuple):
         model = self._model()
         example = {name: torch.from_numpy(array) for name, array in self._replace(n=64).inputs().items()}
         source = exportable.Exportable(model, _Tokenizer(self.longest), exportable.HEADS[-1])  # type: ignore[arg-type]
-        is_int8 = self.dtype == "int8"
-        if self.way.startswith("openvino"):
+        kind = self._kind()
+        path = folder / (f"float-{kind.FILE}" if self.dtype == "int8" else kind.FILE)
+        if self.way == "openvino_tracing":
             import openvino
 
-            from linformer_kit.export import openvino_file
-
-            if self.way == "openvino_tracing":
-                converted = openvino.convert_model(model, example_input=example)
-                return openvino.save_model(converted, folder / openvino_file.FILE, compress_to_fp16=False)
-            path = folder / ("float.xml" if is_int8 else openvino_file.FILE)
-            openvino_file.write(source, path)
-            return openvino_file.quantise(path, folder / openvino_file.FILE) if is_int8 else None
-        from linformer_kit.export import onnx_file
-
-        path = folder / ("float.onnx" if is_int8 else onnx_file.FILE)
-        if self.way == "onnx_tracing":
+            converted = openvino.convert_model(model, example_input=example)
+            openvino.save_model(converted, path, compress_to_fp16=False)
+        elif self.way == "onnx_tracing":
             axes = {name: {0: "batch", 1: "sequence"} for name in example}
             torch.onnx.export(model, (), path, kwargs=example, dynamic_shapes=axes, dynamo=True)
         else:
-            onnx_file.write(source, path)
-        return onnx_file.quantise(path, folder / onnx_file.FILE) if is_int8 else None
+            kind.write(source, path)
+        if self.dtype == "int8":
+            kind.quantise(path, folder / kind.FILE)
 
-    def _run_file(self, folder: Path) -> exportable.Run:
-        if self.way.startswith("openvino"):
-            from linformer_kit.export import openvino_file
-
-            return openvino_file.runner(folder / openvino_file.FILE, self.dtype)
-        from linformer_kit.export import onnx_file
-
-        return onnx_file.runner(folder / onnx_file.FILE)
+    def _kind(self) -> Any:
+        """The module of the format of a file."""
+        return importlib.import_module(f"linformer_kit.export.{self.way.partition('_')[0]}_file")
 
 
 class _Tokenizer:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import onnxruntime
@@ -153,12 +153,15 @@ def test_a_folder_of_openvino(tmp_path, capsys):
 
 
 @pytest.mark.e2e
-def test_int8_of_openvino_rounds_each_token_by_itself(tmp_path):
-    pytest.importorskip("nncf")
-    openvino_file = importlib.import_module("linformer_kit.export.openvino_file")
+def test_int8_of_openvino_does_not_depend_on_other_texts(tmp_path, capsys):
+    openvino_file = pytest.importorskip("linformer_kit.export.openvino_file")
     out = tmp_path / "out"
     save(linear_bert(intermediate_size=2000), tmp_path / "model")
     main(["export", str(tmp_path / "model"), str(out), "--format", "openvino", "--dtype", "int8"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("Largest difference of int8: ") and len(lines) == 5
+    files = {"openvino_model.xml", "openvino_model.bin", "ov_config.json"}
+    assert {path.name for path in out.iterdir()} == FILES - {"model.onnx"} | files and damage(out) is None
     assert json.loads((out / "ov_config.json").read_text())["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 128
     results = json.loads((out / "export.json").read_text())
     assert results["bytes"]["OpenVINO int8"] < 0.6 * results["bytes"]["OpenVINO"]
@@ -177,6 +180,22 @@ def test_without_a_library_one_line_says_which(form, package, extra, tmp_path, c
     monkeypatch.setitem(sys.modules, package, None)
     error = fail(capsys, "export", "model", tmp_path / "out", "--format", form)
     assert f'expected the package {package} (pip install "linformer-kit[{extra}]"), got none' in error
+
+
+def test_without_the_library_for_int8_one_line_says_which(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(command, "version", version_without("nncf"))
+    error = fail(capsys, "export", "model", tmp_path / "out", "--format", "openvino", "--dtype", "int8")
+    assert 'expected the package nncf (pip install "linformer-kit[openvino]"), got none' in error
+
+
+def version_without(package):
+    def version(name):
+        if name == package:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    return version
 
 
 @pytest.mark.e2e

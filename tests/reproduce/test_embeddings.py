@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,14 +36,14 @@ def test_cosine(tmp_path, capsys):
 
 
 @pytest.mark.e2e
-def test_what_was_exported_is_compared_too(tmp_path, monkeypatch):
+def test_what_was_exported_is_compared_too(tmp_path, monkeypatch, capsys):
     """A file whose vectors are those of the model, longer and in one number without its sign."""
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad train dev 0 1 2 3 text", "RobertaModel")
     (tmp_path / "texts.txt").write_text("it 's good bad 0 1 train text dev 2 3 " * 40)
     sentences = embeddings.load(str(teacher), "float32", 2).sentences
 
-    def runner(path):
-        assert path == tmp_path / "served" / "model.onnx"
+    def runner(path, dtype):
+        assert path == tmp_path / "served" / "model.onnx" and dtype == "int8"
 
         def run(inputs):
             assert set(inputs) == {"input_ids", "attention_mask"}
@@ -54,13 +55,21 @@ def test_what_was_exported_is_compared_too(tmp_path, monkeypatch):
     monkeypatch.setattr(pytest.importorskip("linformer_kit.export.onnx_file"), "runner", runner)
     (tmp_path / "served").mkdir()
     content = {"inputs": ["input_ids", "attention_mask"], "outputs": ["last_hidden_state", "sentence_embedding"]}
-    (tmp_path / "served" / "export.json").write_text(json.dumps(content | {"settings": {"format": "onnx"}}))
+    content["max_length"] = LENGTH
+    (tmp_path / "served" / "export.json").write_text(
+        json.dumps(content | {"settings": {"format": "onnx", "dtype": "int8"}})
+    )
     options = ["--models", teacher, "--exported", tmp_path / "served", "--text_file", tmp_path / "texts.txt"]
     options += ["--precision", "float32", "--samples", 1, "--cosine_lengths", LENGTH]
     records = start(embeddings, tmp_path / "out", *options)["records"]
     assert [each["name"] for each in records] == ["teacher", "served"]
-    assert 0.5 < records[1]["cosine"] <= 1
+    assert 0.5 < records[1]["cosine"] < 0.9999
     content["outputs"] = ["logits"]
     (tmp_path / "served" / "export.json").write_text(json.dumps(content))
     with pytest.raises(SystemExit):
         start(embeddings, tmp_path / "other", *options)
+    assert "exported: expected folders of `linformer export` with an embedder, got" in capsys.readouterr().err
+
+
+def test_the_nearest_other_row():
+    assert list(embeddings.nearest(np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.8, 0.6]]))) == [3, 2, 3, 2]

@@ -113,7 +113,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     pieces: Texts[bool] = False
     """Cut longer texts into pieces of max_length tokens instead, and average what the last layer reads of each; the
     classifier keeps this for `predict` and `evaluate`."""
-    per_device_train_batch_size: Training[Count] = 16
+    per_device_train_batch_size: Training[Count] = 8
     learning_rate: Training[Amount] = 5e-5
     projection_learning_rate_factor: Training[Amount] = 0.1
     num_train_epochs: Training[Positive] = 3.0
@@ -308,7 +308,7 @@ class ExportSettings:
     """Of the file: ONNX, or OpenVINO's, for CPUs."""
     dtype: Machine[Literal["float32", "bfloat16", "int8"]] = "float32"
     """Number format; bfloat16 is for OpenVINO only. `int8` quantises linear layers: weights by channel, activations at
-    run time, in OpenVINO by token, in ONNX Runtime by tensor."""
+    run time, in OpenVINO in parts of each token, in ONNX Runtime the whole batch alike."""
 
     def __post_init__(self) -> None:
         if self.format == "onnx" and self.dtype == "bfloat16":

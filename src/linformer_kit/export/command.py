@@ -104,7 +104,8 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     """
     with extra_errors(_EXTRAS[settings.format]):
         kind: Any = importlib.import_module(f"linformer_kit.export.{settings.format}_file")
-        versions = {name: version(name) for name in kind.PACKAGES}
+        packages = kind.PACKAGES + (kind.INT8_PACKAGES if settings.dtype == "int8" else ())
+        versions = {name: version(name) for name in packages}
     source = load(settings.model)
     files = sentence_files(settings.model) if source.head == EMBEDDER else {}
     warn_of_left_out(settings.model, files)

@@ -19,7 +19,7 @@ from linformer_cli.errors import InputError, input_errors
 from linformer_kit.export.exportable import Arrays, Exportable, Run, example, quiet
 
 RUNTIME, FILE = "ONNX Runtime", "model.onnx"
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES, INT8_PACKAGES = ("onnx", "onnxscript", "onnxruntime"), ()
 _LARGEST = 2**31 - 2**20  # bytes of weights: the protobuf limit, less room for the graph
 _SILENT = 4
 IMPORTS = "import numpy as np\nimport onnxruntime"
@@ -77,7 +77,7 @@ def quantise(path: Path, out: Path) -> None:
         quantize_dynamic(path, out, op_types_to_quantize=kinds, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def runner(path: Path) -> Run:
+def runner(path: Path, dtype: str = "float32") -> Run:
     """A function that runs a file, with as many threads as PyTorch."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT  # errors are raised as well

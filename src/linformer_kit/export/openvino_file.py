@@ -21,12 +21,13 @@ from linformer_kit.internals import without_length_guards
 from linformer_kit.report.base import write_json
 
 RUNTIME, FILE = "OpenVINO", "openvino_model.xml"
-PACKAGES = ("openvino", "nncf")
+PACKAGES, INT8_PACKAGES = ("openvino",), ("nncf",)
 SETTINGS = "ov_config.json"  # the name in the pages of sentence-transformers
 _OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {"INFERENCE_PRECISION_HINT": "f32"},
     "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"},
-    # Each 128 numbers of a token have a scale of their own: by groups of 32 it is slower, by token less exact.
+    # Inputs of a linear layer have a scale for 128 numbers of a token: for 32 it is slower, for all less exact. Layers
+    # with fewer inputs get them in float32.
     "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128},
 }
 IMPORTS = "import numpy as np\nimport openvino"
@@ -102,7 +103,7 @@ def finish(path: Path, folder: Path, dtype: str) -> Run:
 
 
 def quantise(path: Path, out: Path) -> None:
-    """Write the int8 form of a file: weights by channel; activations are quantised by token, when it runs."""
+    """Write the int8 form of a file: weights by channel; activations in parts of each token, when it runs."""
     with quiet(), redirect_stdout(sys.stderr):  # progress
         import nncf  # which takes seconds
 
