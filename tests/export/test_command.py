@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 
@@ -168,6 +169,19 @@ def test_a_folder_of_openvino(tmp_path, capsys, monkeypatch):
     inputs = random_inputs(load(str(tmp_path / "model")), Case(3, 23, "right"))
     alone = np.concatenate([run({name: array[[row]] for name, array in inputs.items()})[0] for row in range(3)])
     np.testing.assert_allclose(run(inputs)[0], alone, atol=0.1 * results["int8_difference"])
+    subprocess.run([sys.executable, "-c", SIGNAL_AFTER_RUNNERS, small], check=True)
+
+
+SIGNAL_AFTER_RUNNERS = """
+import signal, sys
+from pathlib import Path
+from linformer_kit.export.openvino_file import FILE, runner
+
+runners = [runner(Path(sys.argv[1]) / FILE) for _ in range(2)]
+del runners[0], runners[0]
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.raise_signal(signal.SIGINT)
+"""
 
 
 @pytest.mark.parametrize(

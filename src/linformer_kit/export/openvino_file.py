@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +108,24 @@ def quantise(path: Path, out: Path) -> None:
     with quiet(), redirect_stdout(sys.stderr):  # progress
         import nncf  # which takes seconds
 
-        model = nncf.compress_weights(openvino.Core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
+        model = nncf.compress_weights(_core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
         openvino.save_model(model, out, compress_to_fp16=False)
+
+
+@cache
+def _core() -> openvino.Core:
+    """The only one of the process.
+
+    Each `Core` that runs something (`openvino.compile_model` makes one) gives its thread a stack for signals. The last
+    of several may leave one whose memory is freed, and then the next signal, such as Ctrl-C, crashes the process.
+    """
+    return openvino.Core()
 
 
 def runner(path: Path, dtype: str = "float32") -> Run:
     """A function that runs a file, with as many threads as PyTorch."""
     options = {**_OPTIONS[dtype], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    model = openvino.compile_model(path, "CPU", options)
+    model = _core().compile_model(path, "CPU", options)
 
     def run(inputs: Arrays) -> list[Any]:
         results = model(inputs)
