@@ -6,8 +6,8 @@ set. FOLDER has a subfolder for each set. `--write` records the files of FOLDER 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from linformer_kit.files.manifest import file_fingerprint
@@ -34,4 +34,7 @@ def main(folder: Path, *, write: bool) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1]), write="--write" in sys.argv[2:]))
+    parser = argparse.ArgumentParser("python -m reproduce.corpora", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder with a subfolder for each set")
+    parser.add_argument("--write", action="store_true", help="record the files instead of checking them")
+    raise SystemExit(main(**vars(parser.parse_args())))

@@ -10,12 +10,15 @@
 Texts are drawn with the seed 0, at most as many as `MOST` says. Columns: `text` and `label`.
 """
 
+import argparse
 import json
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from linformer_cli.cli import errors_reported
+from linformer_cli.errors import InputError, input_errors
 
 MOST = {"train": 1200, "validation": 200, "test": 600}
 
@@ -49,13 +52,32 @@ def authors(folder: Path) -> Iterator[tuple[str, str, str]]:
                 yield part, " ".join(words[start : start + 1500]), author
 
 
-if __name__ == "__main__":
+SETS = {"reviews": reviews, "imdb": imdb, "authors": authors}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        "python -m reproduce.labelled_texts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("set", choices=SETS, help="how the texts are divided")
+    parser.add_argument("source", type=Path, help="file or folder of the texts")
+    parser.add_argument("output", type=Path, help="folder for train.jsonl, validation.jsonl and test.jsonl")
+    given = parser.parse_args(arguments)
     found = defaultdict(list)
-    for part, text, label in {"reviews": reviews, "imdb": imdb, "authors": authors}[sys.argv[1]](Path(sys.argv[2])):
-        found[part].append({"text": text, "label": label})
-    output = Path(sys.argv[3])
-    output.mkdir(parents=True, exist_ok=True)
-    for part, rows in found.items():
-        drawn = random.Random(0).sample(rows, min(MOST[part], len(rows)))
-        (output / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in drawn), encoding="utf-8")
-        print(f"{part}: {len(drawn)} of {len(rows)} texts, {len({row['label'] for row in drawn})} classes")
+    with errors_reported():
+        with input_errors(f"source: expected the texts of {given.set} (see --help), got {given.source}"):
+            for part, text, label in SETS[given.set](given.source):
+                found[part].append({"text": text, "label": label})
+        if found.keys() != MOST.keys():
+            kinds = ", ".join(found) or "none"
+            raise InputError(f"source: expected texts to learn from, for validation and to test, got {kinds}")
+        given.output.mkdir(parents=True, exist_ok=True)
+        for part, rows in found.items():
+            drawn = random.Random(0).sample(rows, min(MOST[part], len(rows)))
+            text = "".join(json.dumps(row) + "\n" for row in drawn)
+            (given.output / f"{part}.jsonl").write_text(text, encoding="utf-8")
+            print(f"{part}: {len(drawn)} of {len(rows)} texts, {len({row['label'] for row in drawn})} classes")
+
+
+if __name__ == "__main__":
+    main()
