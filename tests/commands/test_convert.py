@@ -166,13 +166,15 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
     assert "--adapter" not in said(capsys, "linearize", tmp_path / "others", tmp_path / "linear")
 
 
-def test_linearize_rejects(tmp_path, capsys):
+def test_linearize_rejects(tmp_path, capsys, monkeypatch):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
     error = fail(capsys, "linearize", tmp_path / "gpt", tmp_path / "ours")
     assert "model: expected a pretrained encoder, got GPT2LMHeadModel in" in error
     torch.save({}, tmp_path / "model.pt")
     error = fail(capsys, "linearize", tmp_path / "model.pt", tmp_path / "ours")
     assert "model: expected a folder, got" in error and "which is a file" in error
+    monkeypatch.chdir(tmp_path)
+    assert "model: expected a folder, got model.pt, which is a file" in fail(capsys, "linearize", "model.pt", "ours")
     source("BertModel", tmp_path / "bert")
     main(["linearize", str(tmp_path / "bert"), str(tmp_path / "linear")])
     capsys.readouterr()

@@ -134,6 +134,11 @@ def test_texts_in_both_parts_give_a_warning_and_an_unknown_class_an_error(tmp_pa
     assert len(texts.train) == 4 and len(texts.validation) == 3
     told = "validation: 2 of 3 texts are also in the training texts, which makes the metrics too high; the first: "
     assert f"{told}{held_out} line 2" in caplog.text
+    caplog.clear()
+    asked = EvaluateSettings(model="none", train_file=[path], validation_file=[held_out])
+    with caplog.at_level(logging.WARNING):
+        load_measured(asked, Columns("text"))
+    assert f"{told}{held_out} line 2" in caplog.text
     write(tmp_path / "v.csv", "text,label\nnew,c\n")
     with pytest.raises(InputError, match=r"v.csv line 2: 'label' is 'c'; expected one of 'a', 'b'$"):
         load_labelled(settings(train_file=[path], validation_file=[held_out]))

@@ -69,6 +69,21 @@ def as_its_card_says(folder, capsys) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("fields", "logits", "printed"),
+    [
+        ({"problem_type": "multi_label_classification"}, [[0.0, -1, 2], [-1, -2, -1]], "['a', 'c']\n[]"),
+        ({"num_labels": 1}, [[0.25], [-1.0]], "[[ 0.25]\n [-1.  ]]"),
+    ],
+)
+def test_the_code_of_a_card_prints_what_the_logits_mean(fields, logits, printed, tmp_path, capsys):
+    names = {} if "num_labels" in fields else {"id2label": {0: "a", 1: "b", 2: "c"}}
+    folder = linformer("LinformerForSequenceClassification", tmp_path / "model", **names, **fields)
+    code = command._answer(load(str(folder))).replace("FOLDER", str(folder))
+    exec(code, {"json": json, "outputs": [np.array(logits)]})
+    assert capsys.readouterr().out == f"{printed}\n"
+
+
 @pytest.mark.e2e
 def test_padding_and_truncation_of_the_source_do_not_reach_the_exported_tokenizer(tmp_path, capsys):
     """Its card has a pair of texts for a classifier that was trained on pairs; a linear one, in several blocks."""

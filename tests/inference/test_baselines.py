@@ -55,6 +55,16 @@ def test_several_classes_of_pairs():
     assert found["more_than_words"] == {"accuracy": 0.0, "standard_error": 0.0}
 
 
+def test_a_single_class_that_a_text_may_have():
+    labels = Labels(("a",), multi_label=True)
+    every = texts(*(("up", "a") if n % 3 else ("down",) for n in range(45)), multi_label=True)
+    targets = np.array([labels.target(each, column="label") for each in every])
+    found = free_results(targets, targets, labels, COLUMNS, train=every, measured=every, validation=every)
+    assert found["words"]["accuracy"] == found["words"]["micro_f1"] == 1.0
+    assert found["more_than_words"] == {"accuracy": 0.0, "standard_error": 0.0}
+    assert found["most_frequent"] == pytest.approx({"micro_f1": 0.8, "macro_f1": 0.8, "accuracy": 2 / 3})
+
+
 @pytest.mark.parametrize("text", ["x", "."])
 def test_texts_without_words_have_no_regression(text):
     few = texts((text, "a"), (text, "b"))

@@ -57,6 +57,15 @@ def test_several_classes():
     assert s.answers_of(logit(probabilities), multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
 
 
+def test_a_single_class_that_a_text_may_have():
+    """Not the numbers of "does not have it", which scikit-learn takes for a second class."""
+    targets, answers = np.array([[1.0], [1.0], [0.0], [0.0], [0.0]]), np.array([[1], [0], [0], [0], [1]])
+    found = s.measures(answers, targets, ("micro_f1", "macro_f1", "accuracy"))
+    assert found == pytest.approx({"micro_f1": 0.5, "macro_f1": 0.5, "accuracy": 3 / 5})
+    (row,) = s.by_class(answers, targets, Labels(("a",), multi_label=True))["by_class"]
+    assert row == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "texts": 2}
+
+
 def test_the_worst_mistakes_stand_first():
     examples = [Example(f"line {n}", f"text {n}", None, ("a",), False) for n in range(7)]
     sure = CHANCES.copy()

@@ -14,7 +14,7 @@ _OF_THIS_MACHINE = ("output_dir", "out")
 
 def is_local_path(name: str) -> bool:
     """Whether the name of a model is a local path, existing or not, rather than an id of the hub."""
-    return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def model_label(model: str) -> str:

@@ -306,12 +306,7 @@ def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> La
     labels.targets(validation, column=columns.label)  # rejects classes of no training text
     if lost := sorted(set(found.names) - {value for example in train for value in example.values}):
         logger.warning(f"training: no text is left of the classes {listed_classes(lost)}, which cannot be learnt")
-    learnt = {example.joined for example in train}
-    if both := [example.source for example in validation if example.joined in learnt]:
-        logger.warning(
-            f"validation: {len(both):,} of {len(validation):,} texts are also in the training texts, "
-            f"which makes the metrics too high; the first: {both[0]}"
-        )
+    _warn_of_learnt(train, validation)
     name = settings.dataset_name or " ".join(names_only(settings.train_file or []))
     many = ", any number of them for a text" if labels.multi_label else ""
     description = (
@@ -323,14 +318,25 @@ def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> La
 
 def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[Example], list[Example], Columns]:
     """The labelled texts to evaluate a classifier on, those that words are learnt from, which may be none, and their
-    columns: `defaults` where no setting names one.
+    columns: `defaults` where no setting names one. Texts of both are logged as a warning.
 
     Raises:
         InputError: as for `load_labelled`.
     """
     columns = _columns(settings, "validation_file", defaults)
     train = _read(replace(settings, dataset_name=None), columns, "train", optional=True)
-    return _read(settings, columns, "validation"), train, columns
+    measured = _read(settings, columns, "validation")
+    _warn_of_learnt(train, measured)
+    return measured, train, columns
+
+
+def _warn_of_learnt(train: list[Example], measured: list[Example]) -> None:
+    learnt = {example.joined for example in train}
+    if both := [example.source for example in measured if example.joined in learnt]:
+        logger.warning(
+            f"validation: {len(both):,} of {len(measured):,} texts are also in the training texts, "
+            f"which makes the metrics too high; the first: {both[0]}"
+        )
 
 
 def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:

@@ -67,8 +67,11 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 inputs = tokenizer([TEXTS], padding=True, truncation=True)""",
 }
 _PAIR = '("A text.", "The second text of the pair.")'
-_ANSWER_OF_CLASSIFIER = """labels = json.load(open("FOLDER/config.json"))["id2label"]
-print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"""
+_LABELS = 'labels = json.load(open("FOLDER/config.json"))["id2label"]\n'
+_ANSWER_OF_CLASSIFIER = f"{_LABELS}print([labels[str(number)] for number in outputs[0].argmax(axis=1)])"
+_ANSWER_OF_MULTI_LABEL = f"""{_LABELS}for logits in outputs[0]:
+    print([labels[str(number)] for number in (logits >= 0).nonzero()[0]])  # those of a probability of 0.5 or more"""
+_ANSWER_OF_REGRESSION = "print(outputs[0])"
 _ANSWER_OF_EMBEDDER = "embeddings = outputs[0]  # a row for each text\nprint(embeddings.shape)"
 _ANSWER = "print([output.shape for output in outputs])"
 
@@ -148,12 +151,11 @@ def _size(path: Path) -> int:
 def _use(source: Exportable, kind: Any) -> str:
     """How to run the file, on texts or, where the model was trained on pairs, on a pair; with the default prompt."""
     is_pair = (getattr(source.model.config, "trained_columns", None) or {}).get("text_pair")
-    answers = {CLASSIFIER: _ANSWER_OF_CLASSIFIER, EMBEDDER: _ANSWER_OF_EMBEDDER}
     texts = [f"{source.prompt}A text.", f"{source.prompt}Another, longer text."]
     parts = {
         **{name: getattr(kind, name) for name in ("RUNTIME", "IMPORTS", "RUN", "NOTES")},
         "TOKENS": _TOKENS[source.tokenizer.is_fast],
-        "ANSWER": answers.get(source.head, _ANSWER),
+        "ANSWER": _answer(source),
         "TEXTS": _PAIR if is_pair else json.dumps(texts, ensure_ascii=False)[1:-1],
         "PADDING": str(source.tokenizer.pad_token_id or 0),
         "LIMIT": f"{source.limit:,}",
@@ -163,6 +165,18 @@ def _use(source: Exportable, kind: Any) -> str:
     for name, part in parts.items():
         use = use.replace(name, part)
     return use
+
+
+def _answer(source: Exportable) -> str:
+    """Code that prints what the outputs say."""
+    config = source.model.config
+    if source.head == EMBEDDER:
+        return _ANSWER_OF_EMBEDDER
+    if source.head != CLASSIFIER:
+        return _ANSWER
+    if config.problem_type == "multi_label_classification":
+        return _ANSWER_OF_MULTI_LABEL
+    return _ANSWER_OF_CLASSIFIER if config.num_labels > 1 else _ANSWER_OF_REGRESSION
 
 
 def write_configuration(model: PreTrainedModel, folder: Path) -> None:

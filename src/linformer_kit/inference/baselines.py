@@ -124,9 +124,11 @@ def words_alone(
         warnings.simplefilter("ignore")  # of classes that all texts have, and of fits that end early
         for each in _STRENGTHS:
             regression.set_params(C=each)
-            accuracy = _right(model.fit(inputs, learnt).predict(held_out), chosen).mean()
+            # Without `reshape`, answers to a single class that texts may have lack their axis of classes.
+            accuracy = _right(model.fit(inputs, learnt).predict(held_out).reshape(chosen.shape), chosen).mean()
             if accuracy > best:
-                best, strength, answers = accuracy, each, model.predict(asked)
+                best, strength = accuracy, each
+                answers = model.predict(asked).reshape(-1, *chosen.shape[1:])
     return answers, {"strength": strength, "texts": len(train), "seconds": time.monotonic() - began}
 
 

@@ -52,9 +52,15 @@ def measures(answers: Targets, targets: Targets, metrics: Sequence[str]) -> dict
     def score(name: str) -> float:
         if name == ACCURACY:
             return accuracy_score(targets, answers)
-        return f1_score(targets, answers, average=name.removesuffix("_f1"), zero_division=0.0)
+        average = name.removesuffix("_f1")
+        return f1_score(targets, answers, labels=_only_class(targets), average=average, zero_division=0.0)
 
     return {name: float(score(name)) for name in metrics}
+
+
+def _only_class(targets: Targets) -> list[int] | None:
+    """Which class to ask scikit-learn for: it takes a single column of 0 and 1 for two classes, of which 1 is ours."""
+    return [1] if targets.shape[1:] == (1,) else None
 
 
 def certainty(logits: Logits, answers: Targets, targets: Targets) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def by_class(answers: Targets, targets: Targets, labels: Labels) -> dict[str, An
         `by_class`: precision, recall, F1 and the number of texts of each class; `confusion`: the number of texts of
         each true class (rows) with each predicted class (columns), None for multi-label texts.
     """
-    classes = range(len(labels.names))
+    classes = _only_class(targets) or range(len(labels.names))
     columns = precision_recall_fscore_support(targets, answers, labels=classes, average=None, zero_division=0.0)
     names = ("precision", "recall", "f1", "texts")
     matrix = None if labels.multi_label else confusion_matrix(targets, answers, labels=classes).tolist()
