@@ -57,6 +57,8 @@ def test_a_model_of_this_package_made_longer(tmp_path, capsys):
         short.save_pretrained(tmp_path / f"short-{kind.__name__}")
         save_tokenizer(tmp_path / f"short-{kind.__name__}")
         pad_always(tmp_path / f"short-{kind.__name__}", 11)
+        left = AutoTokenizer.from_pretrained(tmp_path / f"short-{kind.__name__}", padding_side="left")
+        left.save_pretrained(tmp_path / f"short-{kind.__name__}")
         longer = tmp_path / f"longer-{kind.__name__}"
         places = (tmp_path / f"short-{kind.__name__}", longer)
         assert f"{kind.__name__}, " in (out := said(capsys, "resize", *places, "--max_position_embeddings", 74))
@@ -65,6 +67,7 @@ def test_a_model_of_this_package_made_longer(tmp_path, capsys):
         assert torch.equal(model(ids)[0], short(ids)[0]) and model(torch.full((1, 74), 5))[0].isfinite().all()
         tokenizer = AutoTokenizer.from_pretrained(longer)
         assert tokenizer.model_max_length == 74 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+        assert tokenizer.padding_side == ("left" if kind is LinformerForCausalLM else "right")
         assert encoded_lengths(longer, "w7", "w7 " * 99) == [1, 74]
         assert damage(longer) is None and (longer / "manifest.json").exists()
     assert len([*tmp_path.iterdir()]) == 6

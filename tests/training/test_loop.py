@@ -112,6 +112,15 @@ def test_the_best_is_kept_and_loaded(masked, run, tmp_path, metric, values, best
     assert training.task.model.get_output_embeddings().weight is training.task.model.get_input_embeddings().weight
 
 
+@pytest.mark.parametrize(("values", "said"), [([0.5, 0.25, 0.3], True), ([0.5, 0.5, 0.3], False)])
+def test_a_start_that_was_better_is_said(masked, run, caplog, values, said):
+    """It has no checkpoint."""
+    fields = {"metric": "accuracy", "evaluate_every": 1, "save_every": 1, "updates": 2, "evaluate_first": True}
+    run(task=told(masked(), accuracy=values, loss=[1.0] * 3), **fields)
+    warning = "validation accuracy was 0.5000 before the first update and is 0.3000 at best since; lower learning_rate"
+    assert (warning in caplog.text) == said
+
+
 def test_patience_ends_a_training(masked, run, tmp_path):
     fields = {"metric": "loss", "evaluate_every": 2, "save_every": 2, "updates": 20, "patience": 2}
     values = [3.0, 1.0, 2.0, 1.5, *[9.0] * 6]

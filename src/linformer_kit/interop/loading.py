@@ -183,8 +183,8 @@ def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
         names.remove("token_type_ids")
     if "attention_mask" in accepted and "attention_mask" not in names:
         names.append("attention_mask")
-    # Absolute positions are counted from the first column.
-    side = "right" if position_tables(model) else tokenizer.padding_side
+    # Encoders count absolute positions from the first column, and text is generated after the last one.
+    side = "right" if position_tables(model) and not model.can_generate() else tokenizer.padding_side
     options = {"model_input_names": names, "padding_side": side}
     if all(getattr(tokenizer, option) == value for option, value in options.items()):
         return tokenizer

@@ -198,6 +198,7 @@ class Run:
                     self.log.start_clock()
                     self._update(next(updates))
                 self._load_best()
+                self._warn_of_better_start()
                 self._stop_if_asked()
         finally:
             updates.close()
@@ -353,6 +354,19 @@ class Run:
         if wrong := damage(checkpoint, only="*.safetensors"):
             raise InputError(f"{self.folder}: expected its best checkpoint, got {wrong}")
         load_weights(self.task.model, checkpoint)
+
+    def _warn_of_better_start(self) -> None:
+        """Say so if the model was better before the first update, of which there is no checkpoint."""
+        state, metric = self.state, self.plan.metric
+        if metric is None or state.best(metric, first=0) != 0:
+            return
+        logged, best = state.logged(f"eval_{metric}"), state.best(metric)
+        if best is not None and logged[0] != logged[best]:
+            logger.warning(
+                "training has made the model worse: validation %s was %.4f before the first update and is %.4f at best "
+                "since; lower learning_rate %g",
+                *(metric, logged[0], logged[best], self.settings.learning_rate),
+            )
 
     def _stop_if_asked(self) -> None:
         """After a signal to stop in any process, save a checkpoint and raise `Stopped` in all of them."""

@@ -74,13 +74,13 @@ class TrainingState:
         """Logged values of a name, as pairs of update and value."""
         return [[update, value] for update, value in self.logged(name).items()]
 
-    def best(self, metric: str) -> int | None:
+    def best(self, metric: str, *, first: int = 1) -> int | None:
         """Update of the best evaluation so far, the first of equals: lowest for `loss`, highest for other metrics.
 
-        Update 0 does not count, since it has no checkpoint.
+        Updates before `first` do not count; update 0 has no checkpoint.
         """
         logged, sign = self.logged(f"eval_{metric}"), 1 if metric == "loss" else -1
-        updates = [update for update, value in logged.items() if update > 0 and not math.isnan(value)]
+        updates = [update for update, value in logged.items() if update >= first and not math.isnan(value)]
         return min(updates, key=lambda update: sign * logged[update], default=None)
 
     def write(self, checkpoint: Path) -> None:
