@@ -16,14 +16,11 @@ validation together. With the number of all texts there is one draw.
 
 from __future__ import annotations
 
-import functools
 import math
-import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas
@@ -33,7 +30,7 @@ from sklearn.decomposition import KernelPCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
 from tqdm import tqdm
 
@@ -68,9 +65,6 @@ class Settings(ScriptSettings):
     """Texts, or pieces, per forward pass."""
 
 
-Features = Callable[[np.ndarray], Any]  # rows of texts → inputs of a regression
-
-
 def measure(settings: Settings, results: Results) -> None:
     """Add a record for each data set, way and number of labels: the accuracy of each draw."""
     for folder in map(Path, settings.data):
@@ -87,11 +81,10 @@ def measure(settings: Settings, results: Results) -> None:
             tested = np.arange(len(learn), len(texts))
             for count in missing:
                 draws = range(settings.draws if count < len(learn) else 1)
-                inputs = functools.partial(np.take, vectors, axis=0) if vectors is not None else None
                 accuracies = []
                 for draw in draws:
                     rows = drawn(labels, count, draw)
-                    found = regression(inputs, texts, rows, labels[rows], tested, draw)
+                    found = regression(vectors, texts, rows, labels[rows], tested, draw)
                     accuracies.append(float((found == test["label"]).mean()))
                 sizes = {"texts": len(learn), "tested": len(test), "classes": len(set(labels))}
                 results.add(**key, labels=count, **sizes, accuracies=accuracies)
@@ -126,20 +119,28 @@ def drawn(labels: np.ndarray, count: int, draw: int) -> np.ndarray:
 
 
 def regression(
-    features: Features | None, texts: list[str], rows: np.ndarray, labels: np.ndarray, tested: np.ndarray, seed: int
+    vectors: np.ndarray | None, texts: list[str], rows: np.ndarray, labels: np.ndarray, tested: np.ndarray, seed: int
 ) -> np.ndarray:
-    """The answers of a logistic regression for the tested rows, learnt from other rows; of words without features."""
-    inputs: list[Any] = [features(part) if features else [texts[row] for row in part] for part in (rows, tested)]
-    classifier = LogisticRegression(max_iter=1000)
-    # Of words, a regression depends on the products of texts alone: components of all of them have the same answers as
-    # the words themselves, and are many times fewer. They are computed once for all strengths (`memory`).
-    with tempfile.TemporaryDirectory() as memory, warnings.catch_warnings():
-        steps = TfidfVectorizer(ngram_range=(1, 2)), KernelPCA(kernel="linear")
-        words = make_pipeline(*steps, classifier, memory=memory)
-        model, name = (classifier, "C") if features else (words, "logisticregression__C")
-        search = GridSearchCV(model, {name: STRENGTHS}, cv=KFold(FOLDS, shuffle=True, random_state=seed))
+    """The answers of a logistic regression for the tested rows, learnt from other rows; of words without vectors."""
+
+    def inputs(learn: np.ndarray, ask: np.ndarray) -> list[np.ndarray]:
+        if vectors is not None:
+            return [vectors[learn], vectors[ask]]
+        # A regression on words depends on the products of texts alone: components of all of them have the same answers
+        # as the words themselves, and are many times fewer.
+        words = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), KernelPCA(kernel="linear"))
+        return [words.fit_transform([texts[row] for row in learn]), words.transform([texts[row] for row in ask])]
+
+    classifier, accuracies = LogisticRegression(max_iter=1000), np.zeros(len(STRENGTHS))
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return search.fit(inputs[0], labels).predict(inputs[1])
+        for learn, held_out in KFold(FOLDS, shuffle=True, random_state=seed).split(rows):
+            known, asked = inputs(rows[learn], rows[held_out])
+            for number, strength in enumerate(STRENGTHS):
+                classifier.set_params(C=strength).fit(known, labels[learn])
+                accuracies[number] += classifier.score(asked, labels[held_out]) / FOLDS
+        known, asked = inputs(rows, tested)
+        return classifier.set_params(C=STRENGTHS[accuracies.argmax()]).fit(known, labels).predict(asked)
 
 
 def table(content: Record) -> str:
