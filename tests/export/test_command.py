@@ -72,13 +72,16 @@ def as_its_card_says(folder, capsys) -> str:
 @pytest.mark.parametrize(
     ("fields", "logits", "printed"),
     [
-        ({"problem_type": "multi_label_classification"}, [[0.0, -1, 2], [-1, -2, -1]], "['a', 'c']\n[]"),
+        (
+            {"problem_type": "multi_label_classification", "id2label": {0: "a", 1: "b", 2: "c"}},
+            [[0.0, -1, 2], [-1, -2, -1]],
+            "['a', 'c']\n[]",
+        ),
         ({"num_labels": 1}, [[0.25], [-1.0]], "[[ 0.25]\n [-1.  ]]"),
     ],
 )
 def test_the_code_of_a_card_prints_what_the_logits_mean(fields, logits, printed, tmp_path, capsys):
-    names = {} if "num_labels" in fields else {"id2label": {0: "a", 1: "b", 2: "c"}}
-    folder = linformer("LinformerForSequenceClassification", tmp_path / "model", **names, **fields)
+    folder = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     code = command._answer(load(str(folder))).replace("FOLDER", str(folder))
     exec(code, {"json": json, "outputs": [np.array(logits)]})
     assert capsys.readouterr().out == f"{printed}\n"
