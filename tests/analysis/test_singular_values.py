@@ -163,5 +163,6 @@ def test_the_least_k_with_the_energy():
     assert choose_projected_dims(SPECTRUM, energy=0.5) == [2, 1]
     assert choose_projected_dims(SPECTRUM, energy=0.9) == [4, 2]
     assert choose_projected_dims(SPECTRUM, energy=1.0) == [5, 4]
-    with pytest.raises(InputError, match=r"energy: expected more than 0 and at most 1, got 0\.0"):
-        choose_projected_dims(SPECTRUM, energy=0.0)
+    for energy, said in ((0.0, "0.0"), ("a", "'a'")):
+        with pytest.raises(InputError, match=f"energy: expected a number above 0 and at most 1, got {said}"):
+            choose_projected_dims(SPECTRUM, energy=energy)

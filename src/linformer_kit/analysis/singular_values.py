@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from linformer_cli.errors import InputError
+from linformer_cli.errors import InputError, check_input
 from linformer_kit.internals import attention_implementation
 from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER
 from linformer_kit.models.configuration import LinformerConfig
@@ -256,6 +256,6 @@ def choose_projected_dims(spectrum: Spectrum, *, energy: float = 0.9) -> list[in
     Source: the choice is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
     was worse than the same k everywhere, when measured (docs/learning.md).
     """
-    if not 0 < energy <= 1:
-        raise InputError(f"energy: expected more than 0 and at most 1, got {energy!r}")
+    is_share = isinstance(energy, (int, float)) and 0 < energy <= 1
+    check_input(is_share, "energy", "a number above 0 and at most 1", energy)
     return [int(np.argmax(curve >= energy - 1e-12)) + 1 for curve in spectrum.cumulative.mean(axis=1)]

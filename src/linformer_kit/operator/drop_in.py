@@ -110,7 +110,9 @@ class LinformerAttention(ProjectedAttention):
         causal: bool = False,
         batch_first: bool = True,
     ) -> None:
-        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens, causal)
+        _check_sizes(embed_dim, num_heads, dropout, bias_order, sliding_window, global_tokens)
+        for name, flag in (("bias", bias), ("causal", causal), ("batch_first", batch_first)):
+            check_input(isinstance(flag, bool), name, "True or False", flag)
         own = {"sharing": sharing, "shorter_input": shorter_input, "projection_initializer": projection_initializer}
         slots: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if isinstance(projection, str):
@@ -276,7 +278,6 @@ def _check_sizes(
     bias_order: str,
     sliding_window: int,
     global_tokens: int,
-    causal: bool,
 ) -> None:
     check_positive("embed_dim", embed_dim)
     is_divisor = is_integer(num_heads) and num_heads > 0 and embed_dim % num_heads == 0
@@ -287,7 +288,6 @@ def _check_sizes(
     for name, count in (("sliding_window", sliding_window), ("global_tokens", global_tokens)):
         is_count = is_integer(count) and 0 <= count <= LONGEST
         check_input(is_count, name, f"an integer from 0 to {LONGEST:,}", count)
-    check_input(isinstance(causal, bool), "causal", "True or False", causal)
 
 
 def real_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
