@@ -30,7 +30,8 @@ from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import Record, Results, ScriptSettings, markdown, mean_and_deviation, new_panels, run
-from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, trained
+from reproduce.learning import draw_line, trained
+from reproduce.studies import BASE, DYNAMIC, FULL, SHIFTED, TENTH
 
 _START_LENGTH = 128
 _TOKENS = 8192  # in an update

@@ -10,7 +10,8 @@ import torch
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.pretrain import pretrain
 from reproduce import far_context
-from reproduce.learning import BASE, pretrain_settings
+from reproduce.learning import pretrain_settings
+from reproduce.studies import BASE
 from tests.reproduce.started import start
 
 TEXT = "Anna met Bo. anna-maria saw 1867 and naïve _x_ Zoë; "

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from reproduce import figure3, learning
-from reproduce.learning import STUDIES, Study, Variant
+from reproduce.studies import FULL, STUDIES, Study, Variant
 from tests.conftest import write_corpus
 from tests.reproduce.started import start
 
@@ -22,7 +22,7 @@ def corpus(tmp_path):
 def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
     """Rates are tried for a short time with the first seed, seeds follow at the best; updates are what fits in."""
     small = {"vocab_size": 277, "max_position_embeddings": 16, "projected_dim": 4, "per_device_train_batch_size": 2}
-    variants = {"Transformer": Variant(learning.FULL, (1e-3, 3e-3)), "pooling": Variant({}, (2e-3,), ())}
+    variants = {"Transformer": Variant(FULL, (1e-3, 3e-3)), "pooling": Variant({}, (2e-3,), ())}
     monkeypatch.setitem(STUDIES, "small", Study("Small", small, variants, minutes=0.5, trial=0.25))
     seconds = {"Transformer": [1.0, 15.0, 40.0], "pooling": [1.0, 15.0, 40.0]}
     monkeypatch.setattr(learning, "seconds_of_updates", lambda values: {label: seconds[label] for label in values})
@@ -47,7 +47,7 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     """All begin with one Transformer, which is made longer and linear."""
     monkeypatch.setattr(figure3, "_START_LENGTH", 16)
     monkeypatch.setattr(figure3, "_TOKENS", 64)
-    for name, changes in (("Transformer", learning.FULL), ("k 32", {"projected_dim": 4})):
+    for name, changes in (("Transformer", FULL), ("k 32", {"projected_dim": 4})):
         monkeypatch.setitem(figure3.LINES, name, figure3.Line(changes, (32, 512), (0, 1)))
     monkeypatch.setitem(figure3.PANELS, "(a) n 512", [("Transformer", 32), ("k 32", 32)])
     options = ("--lines", "Transformer", "k 32", "--lengths", 32, "--seeds", 0, "--train_file", corpus)
