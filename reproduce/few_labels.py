@@ -148,10 +148,10 @@ def table(content: Record) -> str:
     settings = content["settings"]
     parts = [
         "# Few labels",
-        f"Accuracy on test texts, percent: mean and standard deviation of {settings['draws']} draws of labelled texts; "
-        "the last number of labels is that of all texts. Of long texts, words and pieces read everything, linear "
-        f"attention up to {settings['n']:,} tokens. Linear, more: than words, mean over draws, and its standard error "
-        "with that of the test texts.",
+        f"Accuracy on test texts, percent: mean and standard deviation of {settings['draws']} draws of labelled texts. "
+        "Of long texts, words and pieces read everything, linear attention up to "
+        f"{settings['n']:,} tokens. Linear, more: than words, mean over draws, and its standard error with that of the "
+        "test texts, as if both ways had test texts of their own, so rather too wide.",
     ]
     for data, records in pandas.DataFrame(content["records"]).groupby("data", sort=False):
         row = records.iloc[0]

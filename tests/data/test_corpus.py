@@ -51,6 +51,17 @@ def numbered(count, word="document"):
     return [f"{word} {number}" for number in range(count)]
 
 
+def test_validation_documents_that_are_learnt_are_counted(tmp_path, load, caplog):
+    write_lines(tmp_path / "a.txt", numbered(11))
+    others = {"same": [*numbered(3), "another", "another"], "new": numbered(3, "other")}
+    for name, lines in others.items():
+        path = write_lines(tmp_path / f"{name}.txt", lines)
+        caplog.clear()
+        load("a.txt", document="line", validation_file=[path])
+        expected = "validation: 3 of 4 different documents are also training documents, which makes the loss too low"
+        assert (expected in caplog.messages) == (name == "same")
+
+
 def test_a_cache_without_a_home_or_that_cannot_be_written(tmp_path, load, monkeypatch):
     write_lines(tmp_path / "a.txt", numbered(11))
     (tmp_path / "file").touch()

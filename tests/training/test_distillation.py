@@ -116,6 +116,31 @@ def test_a_batch_in_parts_has_the_same_loss_and_metrics(words, name, fields):
         assert task.metrics(*measured) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["modernbert", "bert"])
+@pytest.mark.parametrize("piece_length", [None, 13])
+def test_the_cosine_is_of_what_the_encoder_returns(words, name, piece_length):
+    """Of a mean of the last hidden states, which ModernBERT has behind a final norm."""
+    torch.manual_seed(0)
+    teacher = build(FAMILIES[name])
+    if name == "modernbert":
+        torch.nn.init.uniform_(teacher.final_norm.weight, 0.0, 3.0)
+    student = linearize(copy.deepcopy(teacher), 7, sliding_window=0)
+    task = task_of((teacher, student), words, piece_length=piece_length)
+    ids = torch.randint(5, 99, (1, 25))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    ends = [0] if piece_length is None else [0, 8, 16]  # 23 tokens between the first and the last one
+    with torch.no_grad():
+        measured = task.metrics(*(each.numpy() for each in task.measure(inputs)))
+        ours = student(input_ids=ids).last_hidden_state.mean(dim=1)
+        read = []
+        for start, end in zip(ends, [*ends[1:], 23], strict=True):
+            piece = torch.cat([ids[:, :1], ids[:, start + 1 : end + 1], ids[:, -1:]], dim=1)
+            states = teacher(input_ids=piece).last_hidden_state
+            read.append(states[:, (start > 0) : states.shape[1] - (end < 23)])
+    theirs = torch.cat(read, dim=1).mean(dim=1)
+    assert measured["cosine"] == pytest.approx(torch.cosine_similarity(ours, theirs).item(), abs=1e-6)
+
+
 # What a head answers -------------------------------------------------------------------------------------------------
 
 CLASSIFIER = "BertForSequenceClassification"

@@ -202,9 +202,10 @@ def _shares(
     weights: Float[Tensor, "batch heads rows columns"], real: Bool[Tensor, "batch rows"]
 ) -> Float[Tensor, "batch heads rank"]:
     """Normalised cumulative singular values of one layer."""
+    weights = weights.masked_fill(~real[:, None, :, None], 0.0)  # those of padding may be NaN
     if not weights.isfinite().all():
         raise InputError("model: expected finite numbers, got a NaN or infinity in the attention weights")
-    sums = singular_values(weights.masked_fill(~real[:, None, :, None], 0.0)).cumsum(dim=-1)
+    sums = singular_values(weights).cumsum(dim=-1)
     shares = (sums / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).clamp(max=1)
     beyond = torch.arange(sums.shape[-1]) >= real.sum(dim=1).cpu()[:, None]
     return shares.masked_fill(beyond[:, None], 1.0)

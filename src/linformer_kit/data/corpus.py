@@ -74,8 +74,19 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
         if validation is None:
             texts = tqdm(texts_of(train), total=len(train), desc="Splitting", unit=" documents", delay=2)
             train, validation = (train.select(part) for part in split(texts, fraction=fraction, seed=seed, name=name))
+        else:
+            _warn_of_learnt(train, validation)
         description = f"{len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(_side(train), _side(validation), f"{name}: {description}")
+
+
+def _warn_of_learnt(train: Dataset, validation: Dataset) -> None:
+    held_out = set(map(hash, texts_of(validation)))
+    if learnt := held_out.intersection(map(hash, texts_of(train))):
+        logger.warning(
+            f"validation: {len(learnt):,} of {len(held_out):,} different documents are also training documents, "
+            "which makes the loss too low"
+        )
 
 
 def _side(documents: Dataset) -> Side:

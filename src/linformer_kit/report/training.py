@@ -16,7 +16,7 @@ _HIGHEST_DRAWN = 100.0  # nats; larger losses (diverged models) are drawn here
 _ATTENTION = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 _MEASURES = {
     "cosine": "cosine of mean embeddings",
-    "error": "error of the last hidden states",
+    "error": "error of the last layer",
     "agreement": "predictions equal to the teacher's",
     "loss": "loss",
 }
@@ -32,7 +32,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     name = " and ".join(_ATTENTION[kind] for kind in dict.fromkeys(by_layer))
     tokens = "tokens" if results["model"]["causal"] else "masked tokens"
     curves = {
-        f"{name}, validation ({curve[-1][1]:,.1f})": curve,
+        f"{name}, validation ({_perplexities([(0, loss)])[0][1]:,.1f})": curve,
         f"token frequencies alone ({level[0][1]:,.1f})": level,
         f"{name}, training batches": training,
     }
@@ -104,8 +104,8 @@ def write_distill_report(results: dict[str, Any], folder: Path) -> None:
         "",
         *_before_and_after(curve, ["on held-out text", "before", f"after {results['updates']:,} updates"]),
         "",
-        "The error of the last hidden states is relative: 0 means equal to the teacher's, 1 no better than their mean; "
-        f"their spread is that of {results['spread']}. "
+        "The error of the last layer is relative: 0 means equal to the teacher's output, 1 no better than its mean; "
+        f"the spread is that of {results['spread']}. "
         f"All layers are trained together after {results['layerwise_steps']:,} updates. "
         f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]

@@ -268,12 +268,12 @@ class Distillation(Task):
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
         """Sums of the batch, divided evenly among its texts, and the cosine of each text's mean embeddings."""
         compared = self._compare(batch, layerwise=False)
-        ours, theirs = (trace.outputs[-1] for trace in (compared.student, compared.teacher))
-        student, teacher = compared.answers
-        cosine = torch.cosine_similarity(mean_embedding(ours, compared.real), mean_embedding(theirs, compared.real))
+        ours, theirs, (student, teacher) = compared.student, compared.teacher, compared.answers
+        embeddings = [mean_embedding(trace.last[0], compared.real) for trace in (ours, theirs)]
+        cosine = torch.cosine_similarity(embeddings[0], embeddings[1])
         sums = (
             self._layer_errors(compared),
-            squared_distance(ours, theirs, compared.real),
+            squared_distance(ours.outputs[-1], theirs.outputs[-1], compared.real),
             compared.real.sum(),
             answer_loss(self.kind, student, teacher),
             (student.argmax(dim=-1) == teacher.argmax(dim=-1)).sum(),

@@ -27,12 +27,14 @@ _LAYER = re.compile(r"(.*\.\d+)\.")  # the innermost module of a list that holds
 
 @dataclass
 class Trace:
-    """Tensors of one forward pass, one for each layer, `[batch, seq_len, embed]`."""
+    """Tensors of one forward pass, `[batch, seq_len, embed]`; one for each layer, unless stated otherwise."""
 
     inputs: list[Tensor] = field(default_factory=list)  # of the layers
     outputs: list[Tensor] = field(default_factory=list)
     # Outputs of the attention modules, heads merged, before or after W_O depending on the model.
     attention: list[Tensor] = field(default_factory=list)
+    # One: what the base model returns, which is the last layer's output after the final norm, if there is one.
+    last: list[Tensor] = field(default_factory=list)
 
 
 def layer_names(attention_names: Sequence[str]) -> list[str]:
@@ -64,9 +66,10 @@ def traced(
         return args, kwargs
 
     def into(kept: list[Tensor]) -> Callable[[nn.Module, tuple, Any], None]:
-        return lambda _, args, output: kept.append(output[0] if isinstance(output, tuple) else output)
+        return lambda _, args, output: kept.append(output if isinstance(output, Tensor) else output[0])
 
     hooks = [modules[name].register_forward_hook(into(trace.attention)) for name in attention_names]
+    hooks.append(model.base_model.register_forward_hook(into(trace.last)))
     for name in layer_names(attention_names):
         hooks.append(modules[name].register_forward_pre_hook(take_in, with_kwargs=True))
         hooks.append(modules[name].register_forward_hook(into(trace.outputs)))
@@ -90,7 +93,8 @@ class Pieces(NamedTuple):
 
     def joined_all(self, trace: Trace, outputs: Mapping[str, Any]) -> tuple[Trace, dict[str, Tensor]]:
         """The trace of the texts, and their last hidden states and logits, from those of their pieces."""
-        layers = ([self.joined(tensor) for tensor in each] for each in (trace.inputs, trace.outputs, trace.attention))
+        recorded = (trace.inputs, trace.outputs, trace.attention, trace.last)
+        layers = ([self.joined(tensor) for tensor in each] for each in recorded)
         names = [name for name in _OF_TOKENS if outputs.get(name) is not None]
         return Trace(*layers), {name: self.joined(outputs[name]) for name in names}
 
