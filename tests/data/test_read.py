@@ -61,6 +61,17 @@ def test_tables_and_odd_bytes(tmp_path, name, content, expected):
     assert read(write(tmp_path / name, content)) == expected
 
 
+def test_quotes_of_csv_in_a_tsv_are_named(tmp_path, caplog):
+    """They stay, as in GLUE; what has none inside may be a quotation."""
+    content = 'id\ttext\n1\t"say ""hi"""\n2\t"quoted"\n3\t"a" and ""b""\n4\t""\n'
+    path = write(tmp_path / "a.tsv", content)
+    assert read(path) == ['"say ""hi"""', '"quoted"', '"a" and ""b""', '""']
+    said = [message for message in caplog.messages if "quotes" in message]
+    assert said == [
+        f'{path}: quotes as in "say ""hi""" are read as text (rows: 1); save it as .csv to have them removed'
+    ]
+
+
 def test_parquet_whole_or_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     texts = ["a", "", *["some text"] * 1000]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ import pyarrow.parquet
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
 from linformer_cli.errors import InputError, input_errors
+
+logger = logging.getLogger(__name__)
 
 TEXT_SUFFIXES = (".txt", ".py", ".md")
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -260,6 +263,7 @@ def _header(lines: Iterable[str], dialect: dict[str, Any]) -> list[str]:
 
 def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
+    quoted = 0  # rows of a .tsv whose quotes look like those of CSV
 
     def fit(dialect: dict[str, Any]) -> tuple[bool, int]:
         file.seek(0)
@@ -279,11 +283,23 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterat
                 # A quoted field may contain line breaks: report the line where the row starts.
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if len(row) == len(header):
-                    yield source, {column: row[place] for column, place in places.items()}
+                    values = {column: row[place] for column, place in places.items()}
+                    quoted += "quoting" in dialect and any(map(_is_quoted, values.values()))
+                    yield source, values
                 elif row:
                     raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")
         except csv.Error as error:
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
+    if quoted:
+        logger.warning(
+            f'{path}: quotes as in "say ""hi""" are read as text (rows: {quoted:,}); save it as .csv to have them removed'
+        )
+
+
+def _is_quoted(value: str) -> bool:
+    """Whether a value is quoted as in CSV, with a quote inside."""
+    inside = value[1:-1]
+    return value[:1] == value[-1:] == '"' and '""' in inside and '"' not in inside.replace('""', "")
 
 
 def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
