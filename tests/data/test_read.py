@@ -67,9 +67,7 @@ def test_quotes_of_csv_in_a_tsv_are_named(tmp_path, caplog):
     path = write(tmp_path / "a.tsv", content)
     assert read(path) == ['"say ""hi"""', '"quoted"', '"a" and ""b""', '""']
     said = [message for message in caplog.messages if "quotes" in message]
-    assert said == [
-        f'{path}: quotes as in "say ""hi""" are read as text (rows: 1); save it as .csv to have them removed'
-    ]
+    assert said == [f'{path}: quotes as in "say ""hi""" are read as text (rows: 1); save it as .csv to remove them']
 
 
 def test_parquet_whole_or_an_error(tmp_path):

@@ -292,7 +292,7 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterat
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
     if quoted:
         logger.warning(
-            f'{path}: quotes as in "say ""hi""" are read as text (rows: {quoted:,}); save it as .csv to have them removed'
+            f'{path}: quotes as in "say ""hi""" are read as text (rows: {quoted:,}); save it as .csv to remove them'
         )
 
 
