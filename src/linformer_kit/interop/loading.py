@@ -61,11 +61,6 @@ class Loaded(NamedTuple):
     random: frozenset[str]  # names of the model's weights that were not in the files
     left_out: list[str]  # names of the files' weights that have no place in the model
 
-    @property
-    def random_in_encoder(self) -> set[str]:
-        """Names in the base model of random weights, such as those of a new pooler."""
-        return {name.removeprefix(f"{self.model.base_model_prefix}.") for name in self.random}
-
 
 def load_model(
     name: str,
