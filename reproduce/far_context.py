@@ -129,17 +129,19 @@ def losses(content: Record) -> Iterator[tuple[str, str, pandas.DataFrame]]:
 
 def table(content: Record) -> str:
     """Losses and gains by distance, as Markdown."""
+    encoders = list(losses(content))
     rows = [
         {"model": model, "n": n, "": way} | {name: mean_and_deviation(of[name], 3) for name in found}
-        for model, n, found in losses(content)
+        for model, n, found in encoders
         for way, of in found.iterrows()
     ]
+    groups = [name for name in GROUPS if any(name in found for *_, found in encoders)]
     return f"""# Does it use far context?
 
 Nats for a token of a masked word, in pieces of {content["settings"]["piece"]} tokens and in the whole sequence of n, by
 the distance to another occurrence of the word; means over seeds with the sample's standard deviation.
 
-{markdown(rows)}"""
+{markdown(rows, ["model", "n", "", *groups])}"""
 
 
 def draw(content: Record) -> Figure:
@@ -148,9 +150,9 @@ def draw(content: Record) -> Figure:
     encoders = list(losses(content))
     names = [name for name in NAMES if any(name in found for *_, found in encoders)]
     for model, n, found in encoders:
-        gains = {place: found[name]["gain"] for place, name in enumerate(names) if name in found}
-        axes.plot(gains.keys(), [*map(np.mean, gains.values())], "o-", markersize=4, label=f"{model}, n {n}")
-        axes.fill_between([*gains], [*map(min, gains.values())], [*map(max, gains.values())], alpha=0.15)
+        gains = [found[name]["gain"] if name in found else [math.nan] for name in names]  # a line ends at a gap
+        axes.plot([*map(np.mean, gains)], "o-", markersize=4, label=f"{model}, n {n}")
+        axes.fill_between(range(len(names)), [*map(min, gains)], [*map(max, gains)], alpha=0.15)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="tokens to another occurrence of the word, up to", ylabel="gain by the whole sequence (nats)")
