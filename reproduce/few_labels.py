@@ -151,7 +151,7 @@ def table(content: Record) -> str:
         f"Accuracy on test texts, percent: mean and standard deviation of {settings['draws']} draws of labelled texts. "
         "Of long texts, words and pieces read everything, linear attention up to "
         f"{settings['n']:,} tokens. Linear, more: than words, mean over draws, and its standard error with that of the "
-        "test texts, as if both ways had test texts of their own, so rather too wide.",
+        "test texts, an upper bound, as it ignores that both ways have the same test texts.",
     ]
     for data, records in pandas.DataFrame(content["records"]).groupby("data", sort=False):
         row = records.iloc[0]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from pathlib import Path
@@ -131,16 +131,20 @@ def settings_of(settings: Settings, way: Way, model: Path, data: Path, **more: A
 
 
 def train(settings: Settings, way: Way, model: Path, data: Path, rate: float, seed: int) -> Record:
-    """Fine-tune once, or at a rate of 0 only fit the regression: its accuracy; `right`: 1 for each right test text."""
-    with tempfile.TemporaryDirectory() as folder:
-        length: Record = {"num_train_epochs": float(settings.epochs)} if rate else {"max_steps": 1}
-        common = settings_of(settings, way, model, data, learning_rate=rate, seed=seed, **length)
-        results, place = finetune(dataclasses.replace(common, output_dir=f"{folder}/classifier"))
-        classifier = Classifier(
-            ClassifierSettings(model=str(place), device=settings.device, batch_size=settings.batch_size)
-        )
-        test, labels = test_texts(data, common), classifier.labels
-        logits = classifier([(example.text, None) for example in test]).rows
+    """Fine-tune once, or at a rate of 0 only fit the regression: its accuracy; `right`: 1 for each right test text.
+
+    An interrupted training is resumed in its folder, which is removed at the end.
+    """
+    length: Record = {"num_train_epochs": float(settings.epochs)} if rate else {"max_steps": 1}
+    common = settings_of(settings, way, model, data, learning_rate=rate, seed=seed, **length)
+    folder = model.with_name(f"{way}, {data.name}, {rate:g}, seed {seed}")
+    results, _ = finetune(dataclasses.replace(common, output_dir=str(folder), resume=folder.exists()))
+    classifier = Classifier(
+        ClassifierSettings(model=str(folder), device=settings.device, batch_size=settings.batch_size)
+    )
+    test, labels = test_texts(data, common), classifier.labels
+    logits = classifier([(example.text, None) for example in test]).rows
+    shutil.rmtree(folder)
     right = (answers_of(logits, multi_label=False) == labels.targets(test, column="label")).astype(int)
     return {
         "updates": results["updates"],
@@ -215,18 +219,20 @@ def peak_of(settings: Settings, way: Way, folder: Path, data: Path) -> int:
 def measure(settings: Settings, results: Results) -> None:
     """Add a record for each training, and for time and memory of each way."""
     ways = [way for way in settings.ways if way != "linear with adapter" or settings.adapter is not None]
-    with tempfile.TemporaryDirectory() as folder:
-        models = {way: Path(folder, way) for way in ways}
-        for way, model in models.items():
-            build(settings, way, model)
-        for data in map(Path, settings.data):
-            described = sizes(settings, data)
-            for way in tqdm(ways, desc=data.name):
-                add_accuracies(settings, results, way, models[way], data, described)
-            key = {"data": data.name, "measured": "frozen", "way": "words alone"}
-            if {"frozen", "accuracy"} & {*settings.tasks} and results.find(**key) is None:
-                results.add(**key, **described, **words(settings, data))
-            add_costs(settings, results, models, data)
+    results.save()  # so that an interrupted first training can be resumed
+    folder = results.folder.resolve() / "models"
+    models = {way: folder / way for way in ways}
+    for way, model in models.items():
+        build(settings, way, model)
+    for data in map(Path, settings.data):
+        described = sizes(settings, data)
+        for way in tqdm(ways, desc=data.name):
+            add_accuracies(settings, results, way, models[way], data, described)
+        key = {"data": data.name, "measured": "frozen", "way": "words alone"}
+        if {"frozen", "accuracy"} & {*settings.tasks} and results.find(**key) is None:
+            results.add(**key, **described, **words(settings, data))
+        add_costs(settings, results, models, data)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def add_costs(settings: Settings, results: Results, models: dict[Way, Path], data: Path) -> None:

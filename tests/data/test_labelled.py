@@ -132,7 +132,7 @@ def test_texts_in_both_parts_give_a_warning_and_an_unknown_class_an_error(tmp_pa
     with caplog.at_level(logging.WARNING):
         texts = load_labelled(settings(train_file=[path], validation_file=[held_out]))
     assert len(texts.train) == 4 and len(texts.validation) == 3
-    told = "validation: 2 of 3 texts are also in the training texts, which makes the metrics too high; the first: "
+    told = "validation: 2 of 3 texts are also in the training texts, which makes the results too good; the first: "
     assert f"{told}{held_out} line 2" in caplog.text
     caplog.clear()
     asked = EvaluateSettings(model="none", train_file=[path], validation_file=[held_out])

@@ -66,8 +66,9 @@ def test_quotes_of_csv_in_a_tsv_are_named(tmp_path, caplog):
     content = 'id\ttext\n1\t"say ""hi"""\n2\t"quoted"\n3\t"a" and ""b""\n4\t""\n'
     path = write(tmp_path / "a.tsv", content)
     assert read(path) == ['"say ""hi"""', '"quoted"', '"a" and ""b""', '""']
+    assert read(write(tmp_path / "a.csv", content.partition("3")[0])) == ['say "hi"', "quoted"]
     said = [message for message in caplog.messages if "quotes" in message]
-    assert said == [f'{path}: quotes as in "say ""hi""" are read as text (rows: 1); save it as .csv to remove them']
+    assert said == [f'{path}: quotes as in "say ""hi""" are read as text (rows: 1); rename it to .csv to remove them']
 
 
 def test_parquet_whole_or_an_error(tmp_path):

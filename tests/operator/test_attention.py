@@ -132,6 +132,7 @@ def test_calls_rejected(kind, arguments, message):
         ({"sliding_window": True}, "sliding_window: expected an integer from 0 to 16,777,216, got True"),
         ({"causal": True}, "projection: expected one with windows (such as mean_pool), or full attention, with causal"),
         ({**CAUSAL, "causal": 1}, "causal: expected True or False, got 1"),
+        ({"bias": 0}, "bias: expected True or False, got 0"),
         ({"batch_first": "no"}, "batch_first: expected True or False, got 'no'"),
         ({**CAUSAL, "shorter_input": "stretch"}, "shorter_input: expected prefix with causal, got 'stretch'"),
         ({**CAUSAL, "projected_dim": [7, 6, 7]}, "sliding_window: expected at least 6 with causal"),

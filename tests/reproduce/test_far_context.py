@@ -66,3 +66,19 @@ def test_losses_of_a_tiny_encoder(tmp_path, capsys):
     gain = (sum(found["pieces"]) - sum(found["whole"])) / sum(found["tokens"])
     assert f"| dynamic, k 4 | 64 | gain | {gain:.3f} |" in capsys.readouterr().out
     assert (tmp_path / "out" / "far_context.png").exists()
+
+
+def test_distances_that_a_length_does_not_have_are_gaps():
+    """The columns stay in their order, whichever encoder comes first, and its line ends."""
+    groups = len(far_context.DISTANCES)
+    short, long = [1, 1, 1, 1, 1, 1, 0, 1], [1] * groups
+    records = [
+        {"model": "a", "n": n, "seed": 0, "tokens": tokens, "whole": [2.0] * groups, "pieces": [3.0] * groups}
+        for n, tokens in ((2048, short), (4096, long))
+    ]
+    content = {"records": records, "settings": {"piece": 512}}
+    head = "| model | n |  | all | up to 8 | 32 | 128 | 512 | 1,024 | 2,048 | 4,096 | nowhere else | beyond 512 |"
+    assert head in far_context.table(content)
+    lines = far_context.draw(content).axes[0].lines
+    assert [[math.isnan(gain) for gain in line.get_ydata()].count(True) for line in lines[:2]] == [1, 0]
+    assert math.isnan(lines[0].get_ydata()[6])

@@ -10,17 +10,44 @@ from tests.long_texts import article, write_encoder
 from tests.reproduce.started import start
 
 
-@pytest.mark.e2e
-def test_results_and_their_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "in_fresh_process", lambda function, *arguments: function(*arguments))
+@pytest.fixture
+def given(tmp_path):
+    """Options: an encoder and a data set."""
     encoder, data = write_encoder(tmp_path / "encoder"), tmp_path / "texts"
     data.mkdir()
     rows = [{"text": article(number, sentences=12), "label": "ab"[number % 2]} for number in range(8)]
     for part in script.PARTS:
         pandas.DataFrame(rows).to_json(data / f"{part}.jsonl", orient="records", lines=True)
-    sizes = ["--n", "127", "--epochs", "1", "--batch_size", "3", "--rates", "1e-4", "3e-4", "--seeds", "5", "6"]
-    sizes += ["--full_layers", "1"]
-    records = start(script, tmp_path / "out", "--model", encoder, "--data", data, *sizes)["records"]
+    return ["--model", encoder, "--data", data, "--n", "127", "--epochs", "1", "--batch_size", "3"]
+
+
+@pytest.mark.e2e
+def test_an_interrupted_training_is_resumed(given, tmp_path, monkeypatch):
+    finetune, classifier, resumed = script.finetune, script.Classifier, []
+
+    def finetuned(settings):
+        resumed.append(settings.resume)
+        return finetune(settings)
+
+    def interrupted(settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "finetune", finetuned)
+    monkeypatch.setattr(script, "Classifier", interrupted)
+    options = [*given, "--ways", "linear", "--tasks", "accuracy", "--rates", "1e-4", "--seeds", "5"]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        start(script, tmp_path / "out", *options)
+    monkeypatch.setattr(script, "Classifier", classifier)
+    trained, words = start(script, tmp_path / "out", *options)["records"]
+    assert (trained["way"], trained["updates"], words["way"]) == ("linear", 3, "words alone")
+    assert resumed == [False, True] and not (tmp_path / "out" / "models").exists()
+
+
+@pytest.mark.e2e
+def test_results_and_their_table(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    sizes = ["--rates", "1e-4", "3e-4", "--seeds", "5", "6", "--full_layers", "1"]
+    records = start(script, tmp_path / "out", *given, *sizes)["records"]
     ways = [way for way in script.WAYS if way != "linear with adapter"]
     (words,) = (record for record in records if record["way"] == "words alone")
     assert words["test_accuracy"] == sum(words["right"]) / 8

@@ -21,11 +21,12 @@ def test_the_trace_is_what_the_model_does(name):
     names = [layer.name for layer in attention_layers(model)]
     inputs = example(model, 31)
     with torch.no_grad(), traced(model, names) as trace:
-        told = model(**inputs, output_hidden_states=True).hidden_states
+        told = (outputs := model(**inputs, output_hidden_states=True)).hidden_states
     count = model.config.num_hidden_layers
     assert len(trace.inputs) == len(trace.outputs) == len(trace.attention) == count == len(told) - 1
     for layer in range(count):
         assert torch.equal(trace.inputs[layer], told[layer])
+    assert len(trace.returned) == 1 and torch.equal(trace.returned[0], outputs.last_hidden_state)
     before = hooks(model)
     given = [torch.randn_like(hidden) for hidden in trace.inputs]
     with torch.no_grad(), traced(model, names, given) as other:

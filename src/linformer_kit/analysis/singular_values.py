@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -202,10 +203,9 @@ def _shares(
     weights: Float[Tensor, "batch heads rows columns"], real: Bool[Tensor, "batch rows"]
 ) -> Float[Tensor, "batch heads rank"]:
     """Normalised cumulative singular values of one layer."""
-    weights = weights.masked_fill(~real[:, None, :, None], 0.0)  # those of padding may be NaN
     if not weights.isfinite().all():
         raise InputError("model: expected finite numbers, got a NaN or infinity in the attention weights")
-    sums = singular_values(weights).cumsum(dim=-1)
+    sums = singular_values(weights.masked_fill(~real[:, None, :, None], 0.0)).cumsum(dim=-1)
     shares = (sums / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).clamp(max=1)
     beyond = torch.arange(sums.shape[-1]) >= real.sum(dim=1).cpu()[:, None]
     return shares.masked_fill(beyond[:, None], 1.0)
@@ -257,6 +257,6 @@ def choose_projected_dims(spectrum: Spectrum, *, energy: float = 0.9) -> list[in
     Source: the choice is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
     was worse than the same k everywhere, when measured (docs/learning.md).
     """
-    is_share = isinstance(energy, (int, float)) and 0 < energy <= 1
+    is_share = isinstance(energy, Real) and not isinstance(energy, bool) and 0 < energy <= 1
     check_input(is_share, "energy", "a number above 0 and at most 1", energy)
     return [int(np.argmax(curve >= energy - 1e-12)) + 1 for curve in spectrum.cumulative.mean(axis=1)]

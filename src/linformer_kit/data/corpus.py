@@ -75,18 +75,10 @@ def load_corpus(settings: CachedTextSettings, *, seed: int) -> Corpus:
             texts = tqdm(texts_of(train), total=len(train), desc="Splitting", unit=" documents", delay=2)
             train, validation = (train.select(part) for part in split(texts, fraction=fraction, seed=seed, name=name))
         else:
-            _warn_of_learnt(train, validation)
+            texts = tqdm(texts_of(train), total=len(train), desc="Comparing", unit=" documents", delay=2)
+            warn_of_learnt(texts, texts_of(validation))
         description = f"{len(train):,} documents to learn from, {len(validation):,} for validation"
     return Corpus(_side(train), _side(validation), f"{name}: {description}")
-
-
-def _warn_of_learnt(train: Dataset, validation: Dataset) -> None:
-    held_out = set(map(hash, texts_of(validation)))
-    if learnt := held_out.intersection(map(hash, texts_of(train))):
-        logger.warning(
-            f"validation: {len(learnt):,} of {len(held_out):,} different documents are also training documents, "
-            "which makes the loss too low"
-        )
 
 
 def _side(documents: Dataset) -> Side:
@@ -121,6 +113,18 @@ def _cut(text: str, *, fraction: float, name: str) -> tuple[Dataset, Dataset]:
 def texts_of(documents: Dataset) -> Iterator[str]:
     """The texts of documents in memory or on disk, read in batches."""
     return (text for batch in documents.iter(batch_size=_BATCH_SIZE) for text in batch["text"])
+
+
+def warn_of_learnt(train: Iterable[Hashable], validation: Iterable[Hashable], *, sources: Sequence[str] = ()) -> None:
+    """Log how many validation texts are also training texts; the first by its source, if they are given."""
+    hashes = list(map(hash, validation))
+    learnt = set(hashes).intersection(map(hash, train))
+    if places := [place for place, each in enumerate(hashes) if each in learnt]:
+        first = f"; the first: {sources[places[0]]}" if sources else ""
+        logger.warning(
+            f"validation: {len(places):,} of {len(hashes):,} texts are also in the training texts, "
+            f"which makes the results too good{first}"
+        )
 
 
 def split(

@@ -16,7 +16,7 @@ from jaxtyping import Num
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
-from linformer_kit.data.corpus import split
+from linformer_kit.data.corpus import split, warn_of_learnt
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import TABLE_SUFFIXES, Row, TextColumns, check_text, hub_rows, load_hub, read_table
 from linformer_kit.files.manifest import fingerprint
@@ -331,12 +331,8 @@ def load_measured(settings: EvaluateSettings, defaults: Columns) -> tuple[list[E
 
 
 def _warn_of_learnt(train: list[Example], measured: list[Example]) -> None:
-    learnt = {example.joined for example in train}
-    if both := [example.source for example in measured if example.joined in learnt]:
-        logger.warning(
-            f"validation: {len(both):,} of {len(measured):,} texts are also in the training texts, "
-            f"which makes the metrics too high; the first: {both[0]}"
-        )
+    texts = ([example.joined for example in examples] for examples in (train, measured))
+    warn_of_learnt(*texts, sources=[example.source for example in measured])
 
 
 def _columns(settings: LabelledSettings, field: str, defaults: Columns) -> Columns:

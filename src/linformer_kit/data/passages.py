@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from linformer_cli.errors import InputError
 from linformer_cli.settings import DistillSettings, names_only
-from linformer_kit.data.corpus import load_corpus, split, texts_of
+from linformer_kit.data.corpus import load_corpus, split, texts_of, warn_of_learnt
 from linformer_kit.data.files import find_files
 from linformer_kit.data.packing import BlockMasker
 from linformer_kit.data.read import Text, TextColumns, read_inputs
@@ -84,7 +84,8 @@ def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
 
     texts = read("train_file")
     if settings.validation_file is not None:
-        return texts, read("validation_file")
+        warn_of_learnt(texts, held := read("validation_file"))
+        return texts, held
     joined = ("\0".join(filter(None, text)) for text in texts)
     parts = split(joined, fraction=settings.validation_fraction, seed=settings.seed, name="train_file")
     train, validation = ([texts[index] for index in part] for part in parts)

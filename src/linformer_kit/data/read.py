@@ -284,7 +284,7 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterat
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if len(row) == len(header):
                     values = {column: row[place] for column, place in places.items()}
-                    quoted += "quoting" in dialect and any(map(_is_quoted, values.values()))
+                    quoted += dialect.get("quoting") == csv.QUOTE_NONE and any(map(_is_quoted, values.values()))
                     yield source, values
                 elif row:
                     raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")
@@ -292,7 +292,7 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], kind: str) -> Iterat
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
     if quoted:
         logger.warning(
-            f'{path}: quotes as in "say ""hi""" are read as text (rows: {quoted:,}); save it as .csv to remove them'
+            f'{path}: quotes as in "say ""hi""" are read as text (rows: {quoted:,}); rename it to .csv to remove them'
         )
 
 

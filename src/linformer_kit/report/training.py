@@ -32,7 +32,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     name = " and ".join(_ATTENTION[kind] for kind in dict.fromkeys(by_layer))
     tokens = "tokens" if results["model"]["causal"] else "masked tokens"
     curves = {
-        f"{name}, validation ({_perplexities([(0, loss)])[0][1]:,.1f})": curve,
+        f"{name}, validation ({math.exp(min(loss, _HIGHEST_DRAWN)):,.1f})": curve,
         f"token frequencies alone ({level[0][1]:,.1f})": level,
         f"{name}, training batches": training,
     }
@@ -104,8 +104,8 @@ def write_distill_report(results: dict[str, Any], folder: Path) -> None:
         "",
         *_before_and_after(curve, ["on held-out text", "before", f"after {results['updates']:,} updates"]),
         "",
-        "The error of the last layer is relative: 0 means equal to the teacher's output, 1 no better than its mean; "
-        f"the spread is that of {results['spread']}. "
+        "The error of the last layer is relative: 0 means equal to the teacher's output, 1 no better than its mean "
+        f"over {results['spread']}. "
         f"All layers are trained together after {results['layerwise_steps']:,} updates. "
         f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]

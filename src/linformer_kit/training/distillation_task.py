@@ -269,7 +269,7 @@ class Distillation(Task):
         """Sums of the batch, divided evenly among its texts, and the cosine of each text's mean embeddings."""
         compared = self._compare(batch, layerwise=False)
         ours, theirs, (student, teacher) = compared.student, compared.teacher, compared.answers
-        embeddings = [mean_embedding(trace.last[0], compared.real) for trace in (ours, theirs)]
+        embeddings = [mean_embedding(trace.returned[0], compared.real) for trace in (ours, theirs)]
         cosine = torch.cosine_similarity(embeddings[0], embeddings[1])
         sums = (
             self._layer_errors(compared),

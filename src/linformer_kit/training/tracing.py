@@ -34,7 +34,7 @@ class Trace:
     # Outputs of the attention modules, heads merged, before or after W_O depending on the model.
     attention: list[Tensor] = field(default_factory=list)
     # One: what the base model returns, which is the last layer's output after the final norm, if there is one.
-    last: list[Tensor] = field(default_factory=list)
+    returned: list[Tensor] = field(default_factory=list)
 
 
 def layer_names(attention_names: Sequence[str]) -> list[str]:
@@ -69,7 +69,7 @@ def traced(
         return lambda _, args, output: kept.append(output if isinstance(output, Tensor) else output[0])
 
     hooks = [modules[name].register_forward_hook(into(trace.attention)) for name in attention_names]
-    hooks.append(model.base_model.register_forward_hook(into(trace.last)))
+    hooks.append(model.base_model.register_forward_hook(into(trace.returned)))
     for name in layer_names(attention_names):
         hooks.append(modules[name].register_forward_pre_hook(take_in, with_kwargs=True))
         hooks.append(modules[name].register_forward_hook(into(trace.outputs)))
@@ -93,7 +93,7 @@ class Pieces(NamedTuple):
 
     def joined_all(self, trace: Trace, outputs: Mapping[str, Any]) -> tuple[Trace, dict[str, Tensor]]:
         """The trace of the texts, and their last hidden states and logits, from those of their pieces."""
-        recorded = (trace.inputs, trace.outputs, trace.attention, trace.last)
+        recorded = (trace.inputs, trace.outputs, trace.attention, trace.returned)
         layers = ([self.joined(tensor) for tensor in each] for each in recorded)
         names = [name for name in _OF_TOKENS if outputs.get(name) is not None]
         return Trace(*layers), {name: self.joined(outputs[name]) for name in names}
