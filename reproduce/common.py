@@ -150,7 +150,7 @@ def run(
         try:
             measure(given, results)
         except KeyboardInterrupt:
-            print(f"What was measured so far is in {results.folder}", file=sys.stderr)
+            print(f"What was measured so far is in {results.folder}; the same command continues", file=sys.stderr)
             raise
         results.finish()
         print(show(results.content, results.folder, table, draw))
