@@ -69,6 +69,17 @@ def test_blank_texts_are_nothing_to_learn_from(tmp_path, encoder):
         assert sorted(" ".join(text_of(window, encoder).split()) for window in windows) == sorted(expected)
 
 
+def test_texts_of_their_own_that_are_learnt_are_counted(tmp_path, encoder, caplog):
+    """Pairs are equal if both texts are."""
+    (tmp_path / "train.csv").write_text("text,second\none,two\nthree,four\n")
+    (tmp_path / "others.csv").write_text("text,second\none,two\nthree,five\n")
+    files = {"train_file": [str(tmp_path / "train.csv")], "validation_file": [str(tmp_path / "others.csv")]}
+    load_inputs(DistillSettings(model="m", text_pair_column="second", **files), encoder, packing=False, masked=False)
+    assert caplog.messages == [
+        "validation: 1 of 2 texts are also in the training texts, which makes the results too good"
+    ]
+
+
 def test_each_pass_has_one_length():
     keys = passage_keys(103, longest=512, batch_size=5, seed=3, epoch=0)
     assert len(keys) == 100 and keys == passage_keys(103, longest=512, batch_size=5, seed=3, epoch=0)

@@ -9,7 +9,7 @@ import warnings
 import pytest
 from PIL import Image
 
-from linformer_kit.report import classification
+from linformer_kit.report import classification, training
 from linformer_kit.report import figures as figures_of
 from linformer_kit.report.base import write_json
 from linformer_kit.report.classification import draw_confusion
@@ -40,6 +40,15 @@ RESULTS = {
 @pytest.fixture(autouse=True)
 def _drawn(drawn) -> None:
     """All figures."""
+
+
+def test_the_picture_of_pretraining_names_the_loss_of_the_result(tmp_path, monkeypatch):
+    """Which is not the last one where the best checkpoint is kept."""
+    panels = []
+    monkeypatch.setattr(training, "draw_curves", lambda drawn, *arguments, **options: panels.append(drawn))
+    write_pretrain_report({**RESULTS, "validation_loss": 1.0}, tmp_path)
+    (curves,) = panels[0].values()
+    assert next(iter(curves)) == "Linformer, validation (2.7)"
 
 
 def test_lists_of_numbers_stand_on_a_line_and_strings_stay(tmp_path):

@@ -84,8 +84,9 @@ def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
 
     texts = read("train_file")
     if settings.validation_file is not None:
-        warn_of_learnt(texts, held := read("validation_file"))
-        return texts, held
+        held_out = read("validation_file")
+        warn_of_learnt(texts, held_out)
+        return texts, held_out
     joined = ("\0".join(filter(None, text)) for text in texts)
     parts = split(joined, fraction=settings.validation_fraction, seed=settings.seed, name="train_file")
     train, validation = ([texts[index] for index in part] for part in parts)

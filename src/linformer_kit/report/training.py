@@ -32,7 +32,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
     name = " and ".join(_ATTENTION[kind] for kind in dict.fromkeys(by_layer))
     tokens = "tokens" if results["model"]["causal"] else "masked tokens"
     curves = {
-        f"{name}, validation ({math.exp(min(loss, _HIGHEST_DRAWN)):,.1f})": curve,
+        f"{name}, validation ({_drawn(loss):,.1f})": curve,
         f"token frequencies alone ({level[0][1]:,.1f})": level,
         f"{name}, training batches": training,
     }
@@ -65,7 +65,12 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> None:
 
 def _perplexities(curve: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     """Pairs of update and perplexity of pairs of update and loss."""
-    return [(update, math.exp(min(loss, _HIGHEST_DRAWN))) for update, loss in curve]
+    return [(update, _drawn(loss)) for update, loss in curve]
+
+
+def _drawn(loss: float) -> float:
+    """The perplexity of a loss in a picture."""
+    return math.exp(min(loss, _HIGHEST_DRAWN))
 
 
 def perplexity(loss: float) -> float:
