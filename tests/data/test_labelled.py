@@ -53,8 +53,9 @@ def test_a_part_of_the_texts_is_held_out_and_equal_texts_stay_together(tmp_path)
     again = load_labelled(settings(train_file=[path], validation_fraction=0.2))
     assert again == texts and again.fingerprint() == texts.fingerprint()
     other = [replace(texts.validation[0], text="other"), *texts.validation[1:]]
-    changed = (replace(texts, validation=other), replace(texts, labels=Labels(("b", "a"))))
-    assert len({each.fingerprint() for each in (texts, *changed)}) == 3, "a resumed run sees what was changed"
+    labels = (Labels(("b", "a")), replace(texts.labels, multi_label=True))
+    changed = (replace(texts, validation=other), *(replace(texts, labels=each) for each in labels))
+    assert len({each.fingerprint() for each in (texts, *changed)}) == 4, "a resumed run sees what was changed"
 
 
 def test_a_text_of_each_class_is_learnt(tmp_path, caplog):

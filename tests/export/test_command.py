@@ -130,6 +130,15 @@ def test_int8_says_what_it_loses(exported, tmp_path, capsys, monkeypatch):
     whole, rounded = run(inputs)[0], onnx_file.runner(tmp_path / "out" / "model.onnx")(inputs)[0]
     assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
     check_limit(source, onnx_file.runner(tmp_path / "out" / "model.onnx"))
+    finish = onnx_file.finish
+
+    def with_nan(*places):
+        wrong = finish(*places)
+        return lambda inputs: [output + np.nan for output in wrong(inputs)]
+
+    monkeypatch.setattr(onnx_file, "finish", with_nan)
+    error = fail_last_line(capsys, "export", path.with_name("model"), tmp_path / "nan", "--dtype", "int8")
+    assert "dtype: expected finite outputs in int8, got NaN" in error and not (tmp_path / "nan").exists()
 
 
 def test_models_that_are_no_encoder_or_have_no_longest_input_are_rejected(tmp_path, capsys):

@@ -31,6 +31,16 @@ def test_padded_positions_do_not_count_and_every_other_number_does(source):
     assert difference(5, 3) == pytest.approx(3)
 
 
+def test_a_nan_in_one_of_two_outputs_is_seen(tmp_path):
+    source, case = load(str(linformer("LinformerForQuestionAnswering", tmp_path / "model"))), Case(2, 7)
+
+    def run(inputs):
+        start, end = source.run(inputs)
+        return [start, end + np.nan]
+
+    assert np.isnan(differences(source, run, [case])[case])
+
+
 @pytest.mark.e2e
 def test_what_agrees_passes_with_its_figures(source):
     found = check_agreement(source, source.run)

@@ -77,19 +77,26 @@ def test_resumed_equals_uninterrupted(command, tmp_path):
     check(command, cases, tmp_path, processes=1, cuts=(False,))
 
 
+@pytest.mark.parametrize("changed", ["tokenizer", "model"])
 @pytest.mark.parametrize("task", ["finetune", "distill", "predict"])
-def test_a_run_is_not_resumed_with_another_tokenizer(task, corpus, encoder, texts, teacher, tmp_path, capsys):
-    """Of the same model: a word that is another token."""
+def test_a_run_is_not_resumed_with_another(changed, task, corpus, encoder, texts, teacher, tmp_path, capsys):
+    """With the same weights: a word that is another token, another configuration."""
     model, out = tmp_path / "model", tmp_path / "out"
     if task == "predict":
         linformer("LinformerForSequenceClassification", model)
-        command, expected = ["predict", model, texts, "--out", out], "resume: expected tokenizer_fingerprint as in"
+        command, expected = ["predict", model, texts, "--out", out], f"resume: expected {changed}_fingerprint as in"
     else:
         shutil.copytree(encoder if task == "finetune" else teacher, model)
         make = {"finetune": (finetune_command, texts), "distill": (distill_command, corpus)}[task]
         command = make[0](model, make[1], out, max_steps=1, **({"layerwise_steps": 1} if task == "distill" else {}))
-        expected = f"resume: expected the content that the run in {out} began with, got other tokenizer"
+        named = "teacher" if (task, changed) == ("distill", "model") else changed
+        expected = f"resume: expected the content that the run in {out} began with, got other {named}"
     main([*map(str, command)])
+    if changed == "model":
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+        assert expected in fail_last_line(capsys, *command, "--resume")
+        return
     content = json.loads((model / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     first, second = [*vocabulary][-2:]

@@ -68,6 +68,29 @@ def test_a_text_in_a_batch_is_as_alone(tmp_path, tokenizer):
         assert np.allclose(outputs(model, batch_size=4), outputs(model, batch_size=1), atol=1e-5)
 
 
+ROTARY = {**BERT, "hidden_size": 24, "vocab_size": 53}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "side"),
+    [
+        ("ModernBert", {**ROTARY, "cls_token_id": 0, "sep_token_id": 2}, "right"),  # reads the first column
+        ("XLNet", {"d_model": 24, "n_head": 2, "d_inner": 19, "n_layer": 1, "vocab_size": 53}, "left"),  # the last one
+        ("Mistral", {**ROTARY, "num_key_value_heads": 1}, "right"),  # finds the last token
+    ],
+)
+def test_a_classifier_does_not_read_padding_on_the_side_of_its_tokenizer(tmp_path, kind, fields, side):
+    """As fine-tuning has it in its batches; for ModernBERT, and others without a table of positions."""
+    config = getattr(transformers, f"{kind}Config")(**fields, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    name = save(tmp_path, config, kind=f"{kind}ForSequenceClassification", tokenizer={"padding_side": "left"})
+    model, tokenizer, *_ = load_model(name, AutoModelForSequenceClassification, "a classifier")
+    assert tokenizer.padding_side == side
+    texts = ["w7 w9 w11 w12 w14", "w5 w6"]
+    alone = [model(**tokenizer([text], return_tensors="pt")).logits[0] for text in texts]
+    padded = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    assert torch.allclose(padded, torch.stack(alone), atol=1e-5)
+
+
 GPT2 = {"n_embd": 22, "n_head": 2, "n_layer": 1, "n_positions": 17}
 PADDING_READERS = {
     "ConvBert": ({**BERT, "hidden_size": 24, "embedding_size": 24, "conv_kernel_size": 3}, {}),

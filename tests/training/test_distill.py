@@ -104,6 +104,13 @@ def test_longer_than_its_teacher(teacher, texts, tmp_path):
     assert (found["longest"], found["piece_length"]) == (4 * LENGTH, LENGTH - 7)
 
 
+def test_a_classifier_that_reads_pieces_is_named(texts, tmp_path, caplog):
+    """Distillation reads the first piece of a text only."""
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", trained_pieces=True)
+    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2)
+    assert f"reads long texts as pieces; it is distilled on their first {LENGTH} tokens only" in caplog.text
+
+
 def test_what_sentence_transformers_needs_goes_along(texts, tmp_path, caplog):
     """SetFit's head does not, and is named."""
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Robe
 from linformer_cli.cli import main
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.predict import read_classifier
-from tests.conftest import PRETRAIN_SIZES, fail, write_model
+from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 pytestmark = pytest.mark.e2e
 
@@ -181,6 +181,15 @@ def test_columns_stay_with_a_classifier_that_is_linearised_or_distilled(encoder,
         assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", model, tmp_path / "one.csv")
         assert read_classifier(str(model))[1].label == "same"
         assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
+
+
+def test_a_model_that_reads_padding_is_named(encoder, texts, tmp_path, caplog):
+    fields = {"hidden_size": 24, "embedding_size": 24, "num_attention_heads": 2, "conv_kernel_size": 3}
+    write_teacher(tmp_path / "reads", texts.read_text(), "ConvBertForSequenceClassification", **fields)
+    for model, expected in ((tmp_path / "reads", True), (encoder, False)):
+        finetune(model, tmp_path / f"out-{expected}", "--train_file", texts, "--max_steps=1")
+        assert ("ConvBertForSequenceClassification reads the padding of shorter texts" in caplog.text) == expected
+        caplog.clear()
 
 
 def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):

@@ -277,7 +277,7 @@ class LabelledTexts:
         """Hexadecimal hash of all texts, and of their classes with the numbers that they have."""
         sides = (self.train, self.validation)
         texts = (((each.text, each.text_pair, each.values) for each in side) for side in sides)
-        return fingerprint(self.labels.names, *texts)
+        return fingerprint(self.labels.names, self.labels.multi_label, *texts)
 
 
 def load_labelled(settings: FinetuneSettings, known: Labels | None = None) -> LabelledTexts:

@@ -148,14 +148,14 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of everything that the ids of a tokenizer depend on; equal tokenizers have equal hashes."""
+    """A hash of everything that the ids of a text depend on; equal tokenizers have equal hashes."""
     if tokenizer.is_fast:
         rules = json.loads(tokenizer.backend_tokenizer.to_str())
         # Arguments of the latest call, not properties of the tokenizer.
         del rules["truncation"], rules["padding"]
     else:
         rules = [repr(tokenizer), tokenizer.get_vocab()]
-    return fingerprint(rules, start_token_id(tokenizer), end_token_id(tokenizer))
+    return fingerprint(rules, tokenizer.truncation_side, start_token_id(tokenizer), end_token_id(tokenizer))
 
 
 class EncodedText(NamedTuple):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from linformer_cli.errors import extra_errors
+from linformer_cli.errors import InputError, extra_errors
 from linformer_cli.settings import ExportSettings, without_local_paths
 from linformer_kit.export.exportable import (
     CLASSIFIER,
@@ -132,7 +134,10 @@ def export(settings: ExportSettings) -> dict[str, Any]:
         if settings.dtype == "int8":
             results["bytes"][f"{kind.RUNTIME} int8"] = _size(folder / kind.FILE)
         if settings.dtype != "float32":
-            results[f"{settings.dtype}_difference"] = max(differences(source, run, cases(source.limit)).values())
+            difference = float(np.max([*differences(source, run, cases(source.limit)).values()]))
+            if not math.isfinite(difference):
+                raise InputError(f"dtype: expected finite outputs in {settings.dtype}, got NaN or infinite ones")
+            results[f"{settings.dtype}_difference"] = difference
         write_files(files, folder)
         write_configuration(source.model, folder)
         write_card(source.model, folder, source.limit, use=_use(source, kind))

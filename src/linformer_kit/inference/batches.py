@@ -163,13 +163,26 @@ class TextModel(ABC):
 
     @functools.cached_property
     def _reads_padding(self) -> bool:
-        """Whether a short text has other outputs beside a longer one, where it is padded, than alone."""
-        encoder = Encoder(self.tokenizer, input_length(self.model, self.tokenizer, None))
-        short, long = (text.windows[0] for text in encoder([(self.prompt + text, None) for text in (_SHORT, _LONG)]))
-        with input_errors("model: expected one that reads texts"):
-            alone, padded = self.forward([short])[0], self.forward([long, short])[1]
-        beyond_rounding = _BEYOND_ROUNDING[self.model.dtype != torch.float32]
-        return float(np.abs(alone - padded).max()) > beyond_rounding * float(np.abs(alone).max())
+        return reads_padding(self.model, self.tokenizer, self.forward, prompt=self.prompt)
+
+
+def reads_padding(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    forward: Callable[[Sequence[Window]], np.ndarray],
+    *,
+    prompt: str = "",
+) -> bool:
+    """Whether a short text has other outputs beside a longer one, where it is padded, than alone.
+
+    `forward` runs the model on one batch of tokenised texts, and returns `[texts, …]`.
+    """
+    encoder = Encoder(tokenizer, input_length(model, tokenizer, None))
+    short, long = (text.windows[0] for text in encoder([(prompt + text, None) for text in (_SHORT, _LONG)]))
+    with input_errors("model: expected one that reads texts"):
+        alone, padded = forward([short])[0], forward([long, short])[1]
+    beyond_rounding = _BEYOND_ROUNDING[model.dtype != torch.float32]
+    return float(np.abs(alone - padded).max()) > beyond_rounding * float(np.abs(alone).max())
 
 
 def size(text: Text) -> int:

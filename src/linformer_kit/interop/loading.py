@@ -23,12 +23,12 @@ from transformers import (
 
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
-from linformer_kit.files.manifest import MANIFEST, damage
+from linformer_kit.files.manifest import MANIFEST, damage, fingerprint
 from linformer_kit.interop.checkpoints import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
 from linformer_kit.linearized.windows import use_exact_windows
-from linformer_kit.models.base import longest_input, position_tables
+from linformer_kit.models.base import longest_input
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 _TOKENIZER_FILES = (
@@ -49,6 +49,9 @@ _HEADS = (
 
 # Tensors in files of earlier versions that models compute, and the token of masked images, which only pretraining uses.
 _UNUSED = re.compile(r"\b(position_ids|token_type_ids|inv_freq|masked_bias|mask_token)$")
+
+# Fields of a configuration that change no output.
+_NO_SETTINGS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
 logger = logging.getLogger(__name__)
 
@@ -178,8 +181,10 @@ def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
         names.remove("token_type_ids")
     if "attention_mask" in accepted and "attention_mask" not in names:
         names.append("attention_mask")
-    # Encoders count absolute positions from the first column, and text is generated after the last one.
-    side = "right" if position_tables(model) and not model.can_generate() else tokenizer.padding_side
+    # Text is generated after the last column, and classifiers of XLNet read it. Other encoders count absolute positions
+    # from the first column, or their classifiers read it.
+    reads_last = model.can_generate() or getattr(model.config, "summary_type", None) == "last"
+    side = tokenizer.padding_side if reads_last else "right"
     options = {"model_input_names": names, "padding_side": side}
     if all(getattr(tokenizer, option) == value for option, value in options.items()):
         return tokenizer
@@ -270,5 +275,15 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
 
 
 def model_fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
-    """Hexadecimal hash of all weights except those named in `without`."""
-    return weights_hash((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)
+    """Hexadecimal hash of the configuration, if there is one, and of all weights except those named in `without`."""
+    models = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
+    fields = _chosen_fields(models[0].config) if models else {}
+    weights = ((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)
+    return fingerprint(fields, weights_hash(weights))
+
+
+def _chosen_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults: one that a later version of transformers adds does not count."""
+    defaults = type(config).default_config_fields()
+    fields = {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
+    return {name: fields[name] for name in sorted(fields.keys() - _NO_SETTINGS)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from linformer_kit.training.state import Plan
 _OF_TOKENS = ("ForMaskedLM", "ForTokenClassification", "Model")
 _OF_TEXTS = "ForSequenceClassification"
 ADAPTER = "adapter"  # subfolder of the output folder
+
+logger = logging.getLogger(__name__)
 
 
 def main(settings: DistillSettings) -> None:
@@ -63,6 +66,8 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
 
 def _distill(run: Run, settings: DistillSettings, layerwise: int) -> dict[str, Any]:
     pair = _load_pair(settings)
+    if getattr(pair.teacher.config, "trained_pieces", False):
+        logger.warning("model: reads long texts as pieces; it is distilled on their first %d tokens only", pair.longest)
     extra_files = sentence_files(settings.model, longer=pair.longest)
     warn_of_left_out(settings.model, extra_files)
     with run.process.local_main_process_first():  # the others read its cache

@@ -27,8 +27,9 @@ from linformer_cli.errors import DivergedError, InputError, check_choice
 from linformer_cli.settings import IGNORED_LABEL, ClassifierPooling, FinetuneSettings, model_label
 from linformer_kit.data.inputs import PieceCollator, grouped_by_length, labelled_inputs
 from linformer_kit.data.labelled import MACRO_F1, LabelledTexts, Labels, listed_classes, load_labelled, remarks, sample
-from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
+from linformer_kit.data.tokenizer import Encoder, Window, tokenizer_fingerprint
 from linformer_kit.inference.baselines import MOST_TEXTS, free_results
+from linformer_kit.inference.batches import reads_padding
 from linformer_kit.inference.scores import answers_of, by_class, certainty, mistakes, scores
 from linformer_kit.interop.checkpoints import pooling_mode, read_config
 from linformer_kit.interop.loading import Loaded, input_length, load_model, model_fingerprint
@@ -41,7 +42,7 @@ from linformer_kit.training.process import callers_random_state, keep_freed_memo
 from linformer_kit.training.regression import start_at_regression
 from linformer_kit.training.run import Run, print_results
 from linformer_kit.training.state import Plan, learning_rate_schedule
-from linformer_kit.training.task import Batch, Batches, Task
+from linformer_kit.training.task import Batch, Batches, Task, to_array
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     }
     texts = dataclasses.replace(texts, train=sample(texts.train, MOST_TEXTS))  # frees memory: the others are tokens now
     run.open({"texts": texts.description}, fingerprints)
+    _warn_of_padding(model, tokenizer)
     model.config.trained_columns, model.config.trained_pieces = dataclasses.asdict(texts.columns), settings.pieces
     # From short to long, so that batches need little padding.
     order = np.argsort(validation.lengths, kind="stable")
@@ -121,6 +123,21 @@ def _finetune(run: Run, settings: FinetuneSettings) -> dict[str, Any]:
     save_model(model, tokenizer, run.folder)
     run.write(write_finetune_report, results, worst)
     return results
+
+
+def _warn_of_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn if outputs for a text depend on the padding beside it: `predict` reads such texts one by one."""
+
+    @torch.inference_mode()
+    def logits(windows: Sequence[Window]) -> np.ndarray:
+        return to_array(model(**tokenizer.pad(list(windows), return_tensors="pt")).logits)
+
+    if reads_padding(model, tokenizer, logits):
+        logger.warning(
+            "model: %s reads the padding of shorter texts in a batch, which `predict` does not have; "
+            "--per_device_train_batch_size 1 trains without",
+            type(model).__name__,
+        )
 
 
 def _results(
