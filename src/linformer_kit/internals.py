@@ -134,6 +134,12 @@ def check_before_saving(check: Callable[[PreTrainedModel], None]) -> None:
     PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
 
 
+def chosen_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of a configuration that differ from the defaults which their declarations give."""
+    defaults = type(config).default_config_fields()
+    return {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
+
+
 def set_output_attentions(config: PreTrainedConfig, value: bool) -> None:
     """Set what the public property accepts for `eager` attention only."""
     config._output_attentions = value

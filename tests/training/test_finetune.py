@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel
 
 from linformer_cli.cli import main
 from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.inference.predict import read_classifier
+from linformer_kit.training.finetune import _warn_of_padding
 from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 pytestmark = pytest.mark.e2e
@@ -190,6 +192,18 @@ def test_a_model_that_reads_padding_is_named(encoder, texts, tmp_path, caplog):
         finetune(model, tmp_path / f"out-{expected}", "--train_file", texts, "--max_steps=1")
         assert ("ConvBertForSequenceClassification reads the padding of shorter texts" in caplog.text) == expected
         caplog.clear()
+
+
+def test_what_looks_for_padding_leaves_the_model_as_it_is(encoder):
+    """BigBird has full attention for good after a short text, which Funnel cannot read."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    sizes = {"vocab_size": len(tokenizer), "num_attention_heads": 2, "pad_token_id": tokenizer.pad_token_id}
+    bert = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 9, "block_size": 4, "num_random_blocks": 1}
+    big_bird = transformers.BigBirdForSequenceClassification(transformers.BigBirdConfig(**sizes, **bert))
+    funnel = {"block_sizes": [1, 1, 1], "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 9}
+    for model in (big_bird, transformers.FunnelForSequenceClassification(transformers.FunnelConfig(**sizes, **funnel))):
+        _warn_of_padding(model.eval(), tokenizer)
+    assert big_bird.bert.attention_type == "block_sparse"
 
 
 def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):

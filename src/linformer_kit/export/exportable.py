@@ -298,7 +298,7 @@ def check_agreement(source: Exportable, run: Run) -> dict[str, Any]:
     """
     shapes, exact = cases(source.limit), copy.deepcopy(source).double()
     in_float64 = [case for case in shapes if case.length <= _LONGEST_IN_FLOAT64]
-    float32_error = float(np.max([*differences(source, exact.run, [*in_float64, Case(1, source.limit)]).values()]))
+    float32_error = max(differences(source, exact.run, [*in_float64, Case(1, source.limit)]).values())
     tolerance = _TOLERANCE * float32_error
     largest = differences(source, run, shapes)
     worst = max(largest, key=lambda case: np.nan_to_num(largest[case], nan=np.inf))

@@ -24,6 +24,7 @@ from transformers import (
 from linformer_cli.errors import InputError, input_errors
 from linformer_cli.settings import is_local_path
 from linformer_kit.files.manifest import MANIFEST, damage, fingerprint
+from linformer_kit.internals import chosen_fields
 from linformer_kit.interop.checkpoints import check_size, optional_file, read_config
 from linformer_kit.linearized.adapter import weights_hash
 from linformer_kit.linearized.products import use_fast_products
@@ -277,13 +278,7 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
 def model_fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of the configuration, if there is one, and of all weights except those named in `without`."""
     models = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
-    fields = _chosen_fields(models[0].config) if models else {}
+    fields = chosen_fields(models[0].config) if models else {}
+    fields = {name: fields[name] for name in sorted(fields.keys() - _NO_SETTINGS)}
     weights = ((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)
     return fingerprint(fields, weights_hash(weights))
-
-
-def _chosen_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """The fields that differ from their defaults: one that a later version of transformers adds does not count."""
-    defaults = type(config).default_config_fields()
-    fields = {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
-    return {name: fields[name] for name in sorted(fields.keys() - _NO_SETTINGS)}
