@@ -288,9 +288,14 @@ class Measured(NamedTuple):
     cost: Record
     training_s: float
 
+    @property
+    def has_both(self) -> bool:
+        """Whether cost and accuracy are measured."""
+        return self.cost is not NOT_MEASURED and (self.frozen is not None or len(self.runs) > 0)
 
-def chosen(content: Record) -> Iterator[tuple[str, Record, list[Measured]]]:
-    """Each data set, a record that describes it, and what was measured of each way."""
+
+def chosen(content: Record) -> Iterator[tuple[str, Record | None, list[Measured]]]:
+    """Each data set, a record that describes it, if it is not of cost alone, and what was measured of each way."""
     seed, records = content["settings"]["seeds"][0], pandas.DataFrame(content["records"])
     for data, of_data in records.groupby("data", sort=False):
         ways = []
@@ -304,7 +309,8 @@ def chosen(content: Record) -> Iterator[tuple[str, Record, list[Measured]]]:
             cost = cost or NOT_MEASURED
             training = runs["updates"].iloc[0] * cost["train"]["median_s"] if len(runs) else math.nan
             ways.append(Measured(str(way), frozen, runs, cost, training))
-        yield str(data), of_data.dropna(subset="classes").iloc[0].to_dict(), ways
+        described = of_data.dropna(subset="classes").iloc[0].to_dict() if "classes" in of_data else None
+        yield str(data), described, ways
 
 
 def table(content: Record) -> str:
@@ -329,11 +335,16 @@ def table(content: Record) -> str:
         *(text for kind, text in said.items() if kind in kinds),
     ]
     for data, row, ways in chosen(content):
-        counts = f"{row['train']:,.0f} training, {row['validation']:,.0f} validation and {row['test']:,.0f} test texts"
-        of = f"{row['classes']:.0f} classes; {counts}; a training text has {row['tokens']:,.0f} tokens (median)."
+        parts.append(f"## {data}")
+        if row is not None:
+            counts = (
+                f"{row['train']:,.0f} training, {row['validation']:,.0f} validation and {row['test']:,.0f} test texts"
+            )
+            tokens = f"a training text has {row['tokens']:,.0f} tokens (median)"
+            parts.append(f"{row['classes']:.0f} classes; {counts}; {tokens}.")
         rows = [{"way": NAMES.get(each.way, each.way)} | cells(each, ways[0]) for each in ways]
         frame = pandas.DataFrame(rows).dropna(axis=1, how="all")
-        parts.append(f"## {data}\n\n{of}\n\n{markdown(frame)}")
+        parts.append(markdown(frame))
     return "\n\n".join(parts)
 
 
@@ -357,7 +368,7 @@ def cells(measured: Measured, first: Measured) -> Record:
 
 def draw(content: Record) -> Figure | None:
     """Accuracy of each way beside its time, a panel for each data set: trained, if it was, else frozen."""
-    groups = [(data, [each for each in ways if each.cost is not NOT_MEASURED]) for data, _, ways in chosen(content)]
+    groups = [(data, [each for each in ways if each.has_both]) for data, _, ways in chosen(content)]
     groups = [(data, ways) for data, ways in groups if ways]
     if not groups:
         return None

@@ -65,3 +65,5 @@ def test_results_and_their_table(given, tmp_path, monkeypatch):
         assert cost["forward"]["median_s"] > 0 and cost["train"]["median_s"] > 0 and cost["peak_bytes"] >= 0
     table = (tmp_path / "out" / "finetuning.md").read_text()
     assert all(f"| {script.NAMES.get(way, way)} | " in table for way in [*ways, "words alone"])
+    (cost,) = start(script, tmp_path / "cost", *given, "--ways", "linear", "--tasks", "cost")["records"]
+    assert cost["measured"] == "cost" and "| linear | " in (tmp_path / "cost" / "finetuning.md").read_text()
