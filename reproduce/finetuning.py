@@ -319,7 +319,11 @@ def table(content: Record) -> str:
     epochs = "an epoch" if settings["epochs"] == 1 else f"{settings['epochs']} epochs"
     seeds, rates = len(settings["seeds"]), [f"{rate:g}" for rate in settings["rates"]]
     runs = "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds, which order the texts"
-    rate = f"learning rate {rates[0]}" if len(rates) == 1 else f"the learning rate of {rates} by validation texts"
+    rate = (
+        f"learning rate {rates[0]}"
+        if len(rates) == 1
+        else f"the best learning rate of {', '.join(rates)} by validation texts"
+    )
     said = {
         "frozen": "Frozen: a logistic regression on the means of the encoder as it is, and the difference from the "
         "first row with its standard error, by text; words alone: a regression on one and two words (TF-IDF).",
@@ -383,7 +387,7 @@ def draw(content: Record) -> Figure | None:
             label = NAMES.get(each.way, each.way)
             axes.errorbar(seconds, 100 * accuracies.mean(), 100 * deviation, fmt=marker, capsize=3, label=label)
         axes.set(title=data, xlabel="training (s)" if is_trained else "one text of n tokens (s)")
-        axes.set_ylabel("accuracy on test texts, %")
+        axes.set_ylabel(f"accuracy on test texts, {'trained' if is_trained else 'frozen'}, %")
         axes.set_xlim(left=0)
         show_grid(axes)
         axes.legend(fontsize=8)
