@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from linformer_kit.analysis.measure import MODES, Encoder
+from linformer_kit.analysis.measure import MODES, Encoder, encoder_of
 from linformer_kit.report.figures import new_figure
 from reproduce.common import Record, length_axis, markdown
 
@@ -150,12 +151,11 @@ def time_table(settings: Record, frame: pandas.DataFrame, product: float | None)
     shown["runs"] = frame["runs"].astype(int)
     shown["token and layer, µs"] = frame["cost"].mul(1e6).map("{:,.3g}".format)
     if product is not None:
-        widths = {name: settings[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-        encoders = [
-            (Encoder(kind=kind, seq_len=n, projected_dim=None if math.isnan(k) else int(k), **widths), mode)
+        widths: Any = SimpleNamespace(**settings)
+        needed = [
+            operations(encoder_of(widths, kind, n, None if math.isnan(k) else int(k)), mode)
             for kind, n, k, mode in frame[["encoder", "n", "k", "mode"]].itertuples(index=False)
         ]
-        needed = [operations(*each) for each in encoders]
         shown["share of the best product"] = (needed / frame["cost"] / product).map("{:.2f}".format)
         shown["peak, MiB"] = frame["peak_bytes"].div(2**20).map("{:,.0f}".format)
     return markdown(shown)

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -134,10 +133,10 @@ def export(settings: ExportSettings) -> dict[str, Any]:
         if settings.dtype == "int8":
             results["bytes"][f"{kind.RUNTIME} int8"] = _size(folder / kind.FILE)
         if settings.dtype != "float32":
-            difference = float(np.max([*differences(source, run, cases(source.limit)).values()]))
-            if not math.isfinite(difference):
+            found = differences(source, run, cases(source.limit)).values()
+            if not all(map(math.isfinite, found)):
                 raise InputError(f"dtype: expected finite outputs in {settings.dtype}, got NaN or infinite ones")
-            results[f"{settings.dtype}_difference"] = difference
+            results[f"{settings.dtype}_difference"] = max(found)
         write_files(files, folder)
         write_configuration(source.model, folder)
         write_card(source.model, folder, source.limit, use=_use(source, kind))

@@ -277,8 +277,8 @@ def renamed_weights(weights: Mapping[str, Tensor], names: Sequence[tuple[str, st
 
 def model_fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
     """Hexadecimal hash of the configuration, if there is one, and of all weights except those named in `without`."""
-    models = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
-    fields = chosen_fields(models[0].config) if models else {}
+    config = next((each.config for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    fields = {} if config is None else chosen_fields(config)
     fields = {name: fields[name] for name in sorted(fields.keys() - _NO_SETTINGS)}
     weights = ((name, tensor.float()) for name, tensor in model.state_dict().items() if name not in without)
     return fingerprint(fields, weights_hash(weights))
